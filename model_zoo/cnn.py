@@ -1,0 +1,71 @@
+"""A small convolutional network for images: 3×3 convolutions, each halving the image, and a dense head."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from model_zoo import DType, compute_dtype, mean_cross_entropy
+from pegprof.problem import Problem
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """The options of the family, and the axes that they are the lengths of."""
+
+    image_size: int = 32  # H and W
+    channels: int = 3  # C
+    width: int = 32  # channels after the first convolution, doubled by each further one
+    layers: int = 3
+    classes: int = 10  # K
+    dtype: DType = "float32"
+
+
+CONFIGS = {"cnn": Config()}
+
+
+class CNN(nn.Module):
+    """(3×3 convolution, ReLU, 2×2 average) × layers, then a dense head on what is left of the image."""
+
+    config: Config
+
+    @nn.compact
+    def __call__(self, x_BxHxWxC: jax.Array) -> jax.Array:
+        dtype = compute_dtype(self.config.dtype)
+        x = x_BxHxWxC
+        for layer in range(self.config.layers):
+            x = nn.relu(nn.Conv(self.config.width * 2**layer, kernel_size=(3, 3), dtype=dtype)(x))
+            x = nn.avg_pool(x, window_shape=(2, 2), strides=(2, 2))
+        x_BxF = x.reshape(*x.shape[:-3], -1)
+        return nn.Dense(self.config.classes, dtype=dtype)(x_BxF)
+
+
+def make_problem(name: str, config: Config) -> Problem:
+    """Classification of random images."""
+    model = CNN(config)
+    image_shape = (config.image_size, config.image_size, config.channels)
+
+    def init(key: jax.Array) -> Any:
+        return model.lazy_init(key, jax.ShapeDtypeStruct(image_shape, jnp.float32))["params"]
+
+    def loss(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
+        return mean_cross_entropy(model.apply({"params": params}, batch["image"]), batch["label"])
+
+    def batch(key: jax.Array, B: int) -> dict[str, jax.Array]:
+        image_key, label_key = jax.random.split(key)
+        return {
+            "image": jax.random.normal(image_key, (B, *image_shape)),
+            "label": jax.random.randint(label_key, (B,), 0, config.classes),
+        }
+
+    return Problem(
+        name=name,
+        init=init,
+        loss=loss,
+        batch=batch,
+        description=f"{config.layers} 3×3 convolutions and a dense head on {config.image_size}×{config.image_size}",
+        options=dataclasses.asdict(config),
+        keep_batch_dim=False,
+    )

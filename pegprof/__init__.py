@@ -1,0 +1,44 @@
+"""pegprof: what do per-example gradient statistics cost, compared with the plain mini-batch gradient?
+
+The public names are loaded on first use, so that ``import pegprof`` costs neither jax nor pandas.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pegprof.engine.check import check_examples as check_examples
+    from pegprof.engine.inject import grad_stats as grad_stats
+    from pegprof.engine.inject import value_and_grad_stats as value_and_grad_stats
+    from pegprof.engine.plan import make_plan as make_plan
+    from pegprof.engine.statistics import Statistic as Statistic
+    from pegprof.errors import PegprofError as PegprofError
+    from pegprof.problem import Problem as Problem
+    from pegprof.profiling import profile as profile
+
+__version__ = "0.1.0"
+
+_HOME_OF = {
+    "grad_stats": "pegprof.engine.inject",
+    "value_and_grad_stats": "pegprof.engine.inject",
+    "make_plan": "pegprof.engine.plan",
+    "check_examples": "pegprof.engine.check",
+    "Statistic": "pegprof.engine.statistics",
+    "PegprofError": "pegprof.errors",
+    "Problem": "pegprof.problem",
+    "profile": "pegprof.profiling",
+}
+
+__all__ = [*_HOME_OF, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'pegprof' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME_OF})

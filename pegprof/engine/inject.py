@@ -1,0 +1,250 @@
+"""``grad_stats``: runs the body for the whole batch and the planned tails in its midst.
+
+The program of one example runs under one ``jax.vmap``. Each site in it is a ``jax.custom_batching.custom_vmap`` function:
+for one example it would be the plain tail; its batching rule sees the frontiers of all B examples and returns their
+quantities, *unbatched*. Where a site sits, in a scan or not, is then jax's business.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pegprof.engine.jaxpr import Env, evaluate, start
+from pegprof.engine.plan import Plan, find_sites, plan_sites
+from pegprof.engine.quantities import Values, in_chunks, is_per_example, of_same
+from pegprof.engine.sites import Cut, InnerLoop, Site
+from pegprof.engine.statistics import MEAN, Quantity, Statistic, quantities_of, resolve
+from pegprof.engine.strategies import STRATEGIES, Frontier
+from pegprof.engine.strategies.base import bind_wide, run_wide
+from pegprof.engine.trace import Loss, Roles, Trace, trace_example
+from pegprof.errors import PegprofError, nearest
+
+Stats = Sequence[str | Statistic] | str | Statistic
+
+
+def grad_stats(
+    loss: Loss,
+    stats: Stats = ("mean", "second_moment"),
+    *,
+    argnums: int | tuple[int, ...] = 0,
+    batch_argnums: int | tuple[int, ...] = 1,
+    keep_batch_dim: bool = True,
+    has_aux: bool = False,
+    prng_argnum: int | None = None,
+    microbatch_size: int | None = None,
+    backend: str | None = None,
+    plan: Plan | None = None,
+) -> Callable[..., dict[str, Any]]:
+    """A function that computes statistics of the per-example gradients of a loss.
+
+    With g_i the gradient of ``loss(params, batch[i:i+1])``, the statistic ``second_moment`` is (1/B) Σ_i g_i², entry by
+    entry, and so on: see ``pegprof.engine.statistics.STATISTICS`` for all of them.
+
+    Args:
+      loss: ``loss(params, batch) -> scalar``, a mean over the leading axis of every leaf of ``batch``.
+      stats: names of statistics, or ``Statistic`` objects.
+      argnums: which arguments are parameters; as for ``jax.grad``.
+      batch_argnums: which arguments have a leading axis of examples.
+      keep_batch_dim: whether the loss sees an example as a batch of one, or, if False, without that axis.
+      has_aux: whether the loss returns ``(value, aux)``; see ``value_and_grad_stats`` for the aux.
+      prng_argnum: an argument that is a PRNG key, to be split by example. Any other key is the same for all.
+      microbatch_size: how many examples run at a time; None lets the planner decide, B is all at once.
+      backend: what the program will be compiled for, if that is not the backend that is here.
+      plan: what to do instead of planning, from ``make_plan``.
+
+    Returns:
+      A function of the loss's arguments that returns ``{name: tree}``: trees like the parameters, in float32 at least,
+      except for ``norm``, one array [B], and ``norm_by_param``, a tree of [B]. It works under ``jit`` and is best
+      called there.
+
+    >>> import jax.numpy as jnp
+    >>> def loss(w, x):
+    ...     return jnp.mean(x @ w)
+    >>> grad_stats(loss, ("mean", "variance"))(jnp.zeros(2), jnp.array([[1.0, 0.0], [3.0, 0.0]]))
+    {'mean': Array([2., 0.], dtype=float32), 'variance': Array([2., 0.], dtype=float32)}
+    """
+    both = value_and_grad_stats(
+        loss,
+        stats,
+        argnums=argnums,
+        batch_argnums=batch_argnums,
+        keep_batch_dim=keep_batch_dim,
+        has_aux=has_aux,
+        prng_argnum=prng_argnum,
+        microbatch_size=microbatch_size,
+        backend=backend,
+        plan=plan,
+    )
+    return lambda *args: both(*args)[1]
+
+
+def value_and_grad_stats(
+    loss: Loss,
+    stats: Stats = ("mean", "second_moment"),
+    *,
+    argnums: int | tuple[int, ...] = 0,
+    batch_argnums: int | tuple[int, ...] = 1,
+    keep_batch_dim: bool = True,
+    has_aux: bool = False,
+    prng_argnum: int | None = None,
+    microbatch_size: int | None = None,
+    backend: str | None = None,
+    plan: Plan | None = None,
+) -> Callable[..., tuple[Any, dict[str, Any]]]:
+    """As ``grad_stats``, with the value of the loss: the mean over the examples.
+
+    Returns:
+      A function that returns ``(value, stats)``, or ``((value, aux), stats)`` with ``has_aux``, where each leaf of
+      ``aux`` has a leading axis of B.
+    """
+    roles = Roles(
+        argnums=argnums,
+        batch_argnums=batch_argnums,
+        keep_batch_dim=keep_batch_dim,
+        has_aux=has_aux,
+        prng_argnum=prng_argnum,
+    )
+    wanted = resolve(stats)
+
+    def fn(*args: Any) -> tuple[Any, dict[str, Any]]:
+        trace = trace_example(loss, args, roles)
+        cut = find_sites(trace)
+        made = plan_sites(trace, cut, wanted, microbatch_size=microbatch_size, backend=backend)
+        value, aux, values = _run(trace, cut, _checked(plan, made) if plan else made, quantities_of(wanted), args)
+        found = {stat.name: _finish(stat, values, trace) for stat in wanted}
+        return ((value, aux) if has_aux else value), found
+
+    return fn
+
+
+def _checked(given: Plan, own: Plan) -> Plan:
+    """A plan from outside, if it is one for this program."""
+    for row in own.rows:
+        strategy = given.row(row.parameter).strategy
+        if strategy not in STRATEGIES and strategy != "constant":
+            raise PegprofError(f"the plan names an unknown strategy {strategy!r}", hint=nearest(strategy, STRATEGIES))
+    return given
+
+
+def _run(
+    trace: Trace, cut: Cut, plan: Plan, quantities: Sequence[Quantity], args: Sequence[Any]
+) -> tuple[Any, Any, list[Values]]:
+    """The mean value, the aux of all examples and the quantities of each parameter's gradients."""
+    inputs = trace.inputs(args)
+    examples = [x for x, own in zip(inputs, trace.depends, strict=True) if own]
+
+    def with_examples(examples: Sequence[Any]) -> list[Any]:
+        own = iter(examples)
+        return [next(own) if depends else x for x, depends in zip(inputs, trace.depends, strict=True)]
+
+    def of_some(examples: list[Any], n: int) -> tuple[list[Values], Any]:
+        axes = [0 if own else None for own in trace.depends]
+        out_axes = (0, 0, [{q.name: 0 if is_per_example(q.name) else None for q in quantities} for _ in trace.names])
+        batched = jax.vmap(
+            lambda *inputs: _run_example(trace, cut, plan, quantities, inputs), axes, out_axes, axis_size=n
+        )
+        losses, aux, values = batched(*with_examples(examples))
+        return _merged_and_joined(jnp.mean(losses), aux, values)
+
+    def of_one(examples: list[Any], n: int) -> tuple[list[Values], Any]:
+        outputs = evaluate(trace.closed, with_examples([x[0] for x in examples]))
+        loss, aux, gradients = trace.split_outputs(outputs)
+        merged, (aux, norms) = _merged_and_joined(loss, aux, [of_same(quantities, g) for g in gradients])
+        return merged, jax.tree.map(lambda x: jnp.asarray(x)[None], (aux, norms))
+
+    (loss, *merged), (aux, joined) = in_chunks(
+        of_one if plan.microbatch_size == 1 else of_some, examples, trace.B, plan.microbatch_size
+    )
+    aux = jax.tree.unflatten(trace.aux_tree, aux)
+    return loss[MEAN.name], aux, [{**a, **b} for a, b in zip(merged, joined, strict=True)]
+
+
+def _merged_and_joined(loss: Any, aux: list[Any], values: list[Values]) -> tuple[list[Values], Any]:
+    """What chunks of examples merge, and what they put end to end."""
+    merged = [{name: x for name, x in v.items() if not is_per_example(name)} for v in values]
+    joined = [{name: x for name, x in v.items() if is_per_example(name)} for v in values]
+    return [{MEAN.name: loss}, *merged], (aux, joined)
+
+
+def _run_example(
+    trace: Trace, cut: Cut, plan: Plan, quantities: Sequence[Quantity], inputs: Sequence[Any]
+) -> tuple[Any, list[Any], list[Values]]:
+    """The program of one example, with quantities in place of gradients; to be run under ``vmap``."""
+    return trace.split_outputs(_run_cut(cut, plan, quantities, inputs))  # type: ignore[return-value]
+
+
+def _run_cut(cut: Cut, plan: Plan, quantities: Sequence[Quantity], inputs: Sequence[Any]) -> list[Any]:
+    """Evaluate a cut program; an output that is a gradient is given as its quantities."""
+    env = start(cut.closed, inputs)
+    formed = Env()  # the quantities of the gradients that sites and inner loops form
+    for step in cut.steps:
+        match step:
+            case Site():
+                formed.write(step.tail.outputs, _site_call(step, plan, quantities)(*env.read(step.tail.inputs)))
+            case InnerLoop():
+                _run_inner_loop(step, plan, quantities, env, formed)
+            case eqn:
+                env.run([eqn])
+
+    def output(i: int, atom: Any) -> Any:
+        if i not in cut.gradients:
+            return env.read([atom])[0]
+        origin = cut.gradients[i]
+        if origin is None:
+            return of_same(quantities, env.read([atom])[0])
+        values = formed[origin.source]
+        return {name: x if is_per_example(name) else _move(origin.chain, x) for name, x in values.items()}
+
+    return [output(i, atom) for i, atom in enumerate(cut.closed.jaxpr.outvars)]
+
+
+def _move(chain: Sequence[Any], x: Any) -> Any:
+    for eqn in chain:
+        (x,) = bind_wide(eqn, [x])
+    return x
+
+
+def _run_inner_loop(inner: InnerLoop, plan: Plan, quantities: Sequence[Quantity], env: Env, formed: Env) -> None:
+    """A scan whose stacked gradients become stacked quantities."""
+    loop, n = inner.loop, inner.loop.num_carry
+    consts, init, xs = loop.split_inputs(env.read(loop.eqn.invars))
+
+    def step(carry: Any, x: Any) -> Any:
+        outputs = _run_cut(inner.cut, plan, quantities, [*consts, *carry, *x])
+        return outputs[:n], outputs[n:]
+
+    carry, stacked = loop.scan(step, init, xs)
+    env.write(loop.eqn.outvars[:n], carry)
+    for i, (v, y) in enumerate(zip(loop.eqn.outvars[n:], stacked, strict=True), start=n):
+        if i in inner.cut.gradients:  # the norm of a stack is that of its layers together
+            formed[v] = {name: jnp.sum(x, axis=0) if is_per_example(name) else x for name, x in y.items()}
+        else:
+            env[v] = y
+
+
+def _site_call(site: Site, plan: Plan, quantities: Sequence[Quantity]) -> Callable[..., list[Values]]:
+    """A site as a function of its frontier: one example's own, or, batched, the quantities of all."""
+    row = plan.row(site.names[0])
+    strategy = STRATEGIES[row.strategy]
+
+    @jax.custom_batching.custom_vmap
+    def tail(*inputs: Any) -> list[Values]:
+        return [of_same(quantities, g) for g in run_wide(site.tail, inputs)]
+
+    @tail.def_vmap
+    def _(axis_size: int, in_batched: Sequence[bool], *inputs: Any) -> tuple[list[Values], list[dict[str, bool]]]:
+        frontier = Frontier(values=inputs, batched=in_batched, B=axis_size)
+        values = strategy.run(site.tail, quantities, frontier, row.chunk)
+        return values, [{name: is_per_example(name) for name in v} for v in values]
+
+    return tail
+
+
+def _finish(stat: Statistic, values: list[Values], trace: Trace) -> Any:
+    """A statistic from the quantities of each parameter, in the shape that the statistic has."""
+    if stat.scope == "model":
+        total = {q.name: sum(v[q.name] for v in values) for q in stat.needs}
+        return stat.finish(total, trace.B)
+    return jax.tree.unflatten(trace.gradients_tree, [stat.finish(v, trace.B) for v in values])

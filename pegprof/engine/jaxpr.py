@@ -1,0 +1,191 @@
+"""The one importer of jax's Jaxpr machinery: everything that may move between versions of jax is named here.
+
+The rest of the engine keys its tables by the primitive objects of ``primitives``, never by their names, and holds
+Jaxprs that are *flat*: jit, remat, custom_jvp and custom_vjp are inlined; scan, while and cond remain.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core.primitives as primitives
+from jax._src import source_info_util
+from jax._src.interpreters import batching
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
+from jax.interpreters import partial_eval as pe
+
+__all__ = [
+    "Atom",
+    "ClosedJaxpr",
+    "Env",
+    "Jaxpr",
+    "JaxprEqn",
+    "Literal",
+    "Primitive",
+    "Var",
+    "abstract",
+    "barrier_p",
+    "bind",
+    "close",
+    "evaluate",
+    "flatten",
+    "primitives",
+    "prune",
+    "source_line",
+    "split_p",
+    "start",
+    "sub_jaxprs",
+    "trace",
+    "unbatchable_reason",
+    "with_outputs",
+]
+
+Atom = Var | Literal
+Primitive = Any  # jax.extend.core.Primitive, which is not typed
+
+
+def _primitive_of(fun: Callable[..., Any], *args: Any) -> Primitive:
+    """The primitive of a one-line function, for those that jax.extend does not export."""
+    return jax.make_jaxpr(fun)(*args).jaxpr.eqns[-1].primitive
+
+
+_pair = jax.ShapeDtypeStruct((2,), "float32")
+barrier_p = _primitive_of(jax.lax.optimization_barrier, _pair)
+split_p = _primitive_of(lambda x: jax.lax.split(x, (1, 1)), _pair)
+_custom_vmap_p = _primitive_of(jax.custom_batching.sequential_vmap(lambda x: x), _pair)
+_callback_ps = (
+    _primitive_of(lambda x: jax.pure_callback(lambda y: y, _pair, x), _pair),
+    _primitive_of(lambda x: jax.experimental.io_callback(lambda y: y, _pair, x), _pair),
+)
+
+
+def abstract(aval: Any) -> jax.ShapeDtypeStruct:
+    """A shape and a dtype to trace with, from a value or an abstract value."""
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
+def close(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> ClosedJaxpr:
+    return ClosedJaxpr(jaxpr, consts)
+
+
+def trace(fun: Callable[..., Any], avals: Iterable[Any]) -> ClosedJaxpr:
+    return jax.make_jaxpr(fun)(*map(abstract, avals))
+
+
+def with_outputs(closed: ClosedJaxpr, outputs: Sequence[Atom]) -> ClosedJaxpr:
+    """The same program with other outputs; what they don't need is removed, every input is kept."""
+    jaxpr = closed.jaxpr
+    jaxpr = jaxpr.replace(outvars=list(outputs), debug_info=jaxpr.debug_info.with_unknown_names())
+    jaxpr, _ = pe.dce_jaxpr(jaxpr, [True] * len(outputs), instantiate=True)
+    return ClosedJaxpr(jaxpr, closed.consts)
+
+
+def prune(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Remove dead code, keeping every input and output."""
+    return with_outputs(closed, closed.jaxpr.outvars)
+
+
+def sub_jaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
+    """The Jaxprs that an equation holds as parameters: a scan's body, a cond's branches."""
+    yield from jaxprs_in_params(eqn.params)
+
+
+def source_line(eqn: JaxprEqn) -> str:
+    """The user's file and line that an equation comes from."""
+    return source_info_util.summarize(eqn.source_info)
+
+
+def bind(eqn: JaxprEqn, values: Sequence[Any], **changed_params: Any) -> list[Any]:
+    """Apply an equation to values, keeping the user's source line and name stack on what it traces."""
+    params = eqn.primitive.get_bind_params({**eqn.params, **changed_params})
+    name_stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    with source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack), eqn.ctx.manager:
+        out = eqn.primitive.bind(*values, **params)
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+Rule = Callable[[JaxprEqn, Sequence[Any]], list[Any]]
+
+
+class Env(dict[Var, Any]):
+    """The values of variables; a literal is its own value."""
+
+    def read(self, atoms: Iterable[Atom]) -> list[Any]:
+        return [atom.val if isinstance(atom, Literal) else self[atom] for atom in atoms]
+
+    def write(self, atoms: Iterable[Var], values: Iterable[Any]) -> None:
+        self.update(zip(atoms, values, strict=True))
+
+    def run(self, equations: Iterable[JaxprEqn], rule: Rule = bind) -> None:
+        for eqn in equations:
+            self.write(eqn.outvars, rule(eqn, self.read(eqn.invars)))
+
+
+def start(closed: ClosedJaxpr, args: Sequence[Any]) -> Env:
+    """The environment in which a Jaxpr's equations are evaluated."""
+    env = Env()
+    env.write(closed.jaxpr.constvars, closed.consts)
+    env.write(closed.jaxpr.invars, args)
+    return env
+
+
+def evaluate(closed: ClosedJaxpr, args: Sequence[Any], rule: Rule = bind) -> list[Any]:
+    """Evaluate a Jaxpr, each equation by ``rule``."""
+    env = start(closed, args)
+    env.run(closed.jaxpr.eqns, rule)
+    return env.read(closed.jaxpr.outvars)
+
+
+def flatten(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Inline every call, also inside scan bodies, and remove dead code; what it computes stays the same."""
+    flat = trace(lambda *args: evaluate(closed, args, _flatten_equation), closed.in_avals)
+    return prune(flat)
+
+
+def _flatten_equation(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
+    if eqn.primitive in _CALLS:
+        inner = eqn.params[_CALLS[eqn.primitive]]
+        inner = inner if isinstance(inner, ClosedJaxpr) else close(inner)
+        if eqn.primitive is primitives.remat_p:
+            values = _remat_barrier(eqn, values)
+        return evaluate(inner, values, _flatten_equation)
+    if eqn.primitive is primitives.scan_p:
+        return bind(eqn, values, jaxpr=flatten(eqn.params["jaxpr"]))
+    if eqn.primitive is primitives.name_p:
+        return list(values)  # a name guides a checkpoint policy; after differentiation it has done its work
+    return bind(eqn, values)
+
+
+_CALLS = {
+    primitives.jit_p: "jaxpr",
+    primitives.call_p: "call_jaxpr",
+    primitives.closed_call_p: "call_jaxpr",
+    primitives.custom_jvp_call_p: "call_jaxpr",
+    primitives.custom_vjp_call_p: "call_jaxpr",
+    primitives.remat_p: "jaxpr",
+}
+
+
+def _remat_barrier(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
+    """What remat lowers to: a barrier, so that XLA doesn't merge the recomputation with the forward pass."""
+    prevent = eqn.params["prevent_cse"]
+    prevent = [prevent] * len(values) if isinstance(prevent, bool) else list(prevent)
+    held = [i for i, prevented in enumerate(prevent) if prevented and eqn.params["differentiated"]]
+    values = list(values)
+    if held:
+        for i, value in zip(held, jax.lax.optimization_barrier(tuple(values[i] for i in held)), strict=True):
+            values[i] = value
+    return values
+
+
+def unbatchable_reason(eqn: JaxprEqn) -> str | None:
+    """Why ``jax.vmap`` cannot batch an equation, or None if it can."""
+    name, p = eqn.primitive.name, eqn.primitive
+    if getattr(eqn.params.get("effect", None), "ordered", False) or eqn.params.get("ordered", False):
+        return f"{name} has an ordered effect ({source_line(eqn)})"
+    if p in _callback_ps and eqn.params.get("vmap_method", "") is None:
+        return f"{name} has no vmap_method ({source_line(eqn)})"
+    if eqn.invars and p not in batching.fancy_primitive_batchers and p not in _CALLS:
+        return f"{name} has no batching rule ({source_line(eqn)})"
+    inner = (unbatchable_reason(inner_eqn) for sub in sub_jaxprs(eqn) for inner_eqn in sub.eqns)
+    return next((reason for reason in inner if reason), None)

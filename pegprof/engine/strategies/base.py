@@ -1,0 +1,80 @@
+"""What a strategy is, what it sees, and the tail evaluated in float32 at least."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from pegprof.engine.jaxpr import Env, JaxprEqn, bind, primitives, sub_jaxprs
+from pegprof.engine.quantities import Values
+from pegprof.engine.statistics import Quantity
+from pegprof.engine.tails import Tail
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Frontier:
+    """A tail's inputs for all B examples; those that are not ``batched`` are the same for every example."""
+
+    values: Sequence[Any]
+    batched: Sequence[bool]
+    B: int
+
+    def examples(self) -> list[Any]:
+        return [x for x, b in zip(self.values, self.batched, strict=True) if b]
+
+    def with_examples(self, examples: Sequence[Any]) -> list[Any]:
+        """The inputs with the batched ones replaced: by one example's, or by some examples'."""
+        replaced = iter(examples)
+        return [next(replaced) if b else x for x, b in zip(self.values, self.batched, strict=True)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """One way to get quantities at a site.
+
+    Args:
+      name: as the plan shows it.
+      why: what makes it the right one, for people.
+      fits: whether it can give these quantities at a tail.
+      run: the quantities of each of the tail's gradients; the last argument is how many gradients may be held at once.
+      gradients_held: how many gradients it holds at once, from B and that number.
+      products: how often it forms the product, from the quantities.
+    """
+
+    name: str
+    why: str
+    fits: Callable[[Tail, Sequence[Quantity]], bool]
+    run: Callable[[Tail, Sequence[Quantity], Frontier, int], list[Values]]
+    gradients_held: Callable[[int, int], int]
+    products: Callable[[Sequence[Quantity]], int] = lambda quantities: 1
+
+
+def run_wide(tail: Tail, inputs: Sequence[Any]) -> list[Any]:
+    """The gradients of one example with nothing rounded below float32 on the way."""
+    env = Env()
+    env.write(tail.inputs, inputs)
+    env.run(tail.equations, bind_wide)
+    return env.read(tail.outputs)
+
+
+def bind_wide(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
+    """Apply an equation to operands that may be wider than it was traced for, and ask for float32 at least.
+
+    Products keep their narrow operands, which is what the hardware is fast at, and only widen what they add up.
+    """
+    values = [jnp.asarray(x, None if hasattr(x, "dtype") else v.aval.dtype) for x, v in zip(values, eqn.invars, strict=True)]
+    floats = [x.dtype for x in values if jnp.issubdtype(x.dtype, jnp.floating)]
+    if not floats:
+        return bind(eqn, values)
+    if eqn.primitive is not primitives.scatter_add_p and any(True for _ in sub_jaxprs(eqn)):
+        return bind(eqn, [x.astype(v.aval.dtype) for x, v in zip(values, eqn.invars, strict=True)])
+    wide = jnp.result_type(jnp.float32, *floats)
+    if eqn.primitive in (primitives.dot_general_p, primitives.conv_general_dilated_p) and len(set(floats)) == 1:
+        return bind(eqn, values, preferred_element_type=jnp.result_type(wide, eqn.outvars[0].aval.dtype))
+    values = [x.astype(wide) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in values]
+    if eqn.primitive is primitives.convert_element_type_p:
+        return bind(eqn, values, new_dtype=jnp.result_type(wide, eqn.params["new_dtype"]))
+    if "preferred_element_type" in eqn.params:
+        return bind(eqn, values, preferred_element_type=wide)
+    return bind(eqn, values)

@@ -1,0 +1,290 @@
+"""Jaxpr -> tails: where each gradient is formed, and what follows.
+
+In: a flat Jaxpr, the outputs that are gradients, the inputs that depend on the example.
+Out: the tails. A tail starts at contractions of two values that depend on the example, or at another step that makes a
+gradient larger than what it is made of, and follows them to the gradients through steps that bring in nothing more
+from the example. Everything else is the body.
+
+    s (T×D), r (T×E)  ──>  [ dot_general, transpose ]  ──>  g (D×E)
+    └── inputs: the frontier    └── equations                └── outputs
+
+A value is *free* when all its uses are gradients, or steps whose results are free. The backward pass as a whole only
+ever reaches gradients; what ends a tail is that a step there multiplies by something else of the example, an activation.
+"""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import jax
+
+from pegprof.engine.jaxpr import (
+    Atom,
+    ClosedJaxpr,
+    Env,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Primitive,
+    Var,
+    primitives,
+    split_p,
+)
+
+p = primitives
+
+ADDITIVE: frozenset[Primitive] = frozenset(
+    {p.add_jaxvals_p, p.add_p, p.sub_p, p.concatenate_p, p.select_n_p, p.scatter_add_p, p.dynamic_update_slice_p}
+)
+"""Steps that may take in a second value of the example, which then is one more input of the tail."""
+
+RESHAPING: frozenset[Primitive] = frozenset(
+    {
+        p.transpose_p,
+        p.reshape_p,
+        p.squeeze_p,
+        p.broadcast_in_dim_p,
+        p.rev_p,
+        p.copy_p,
+        p.convert_element_type_p,
+        p.reduce_sum_p,
+    }
+)
+"""Steps that only move entries, as long as they neither drop, add up nor repeat any: see ``only_moves_entries``."""
+
+SUMS: frozenset[Primitive] = frozenset({p.add_jaxvals_p, p.add_p, p.sub_p, p.concatenate_p})
+"""Steps that are linear in all their operands together."""
+
+LINEAR: frozenset[Primitive] = frozenset(
+    {
+        *RESHAPING,
+        *SUMS,
+        p.neg_p,
+        p.mul_p,
+        p.div_p,
+        p.dot_general_p,
+        p.conv_general_dilated_p,
+        p.pad_p,
+        p.slice_p,
+        p.dynamic_slice_p,
+        p.gather_p,
+        p.cumsum_p,
+        p.reduce_window_sum_p,
+        p.real_p,
+        p.imag_p,
+        split_p,
+    }
+)
+"""Steps that are linear in a tail's value, their other operands being given."""
+
+CONTRACTIONS: frozenset[Primitive] = frozenset({p.dot_general_p, p.conv_general_dilated_p, p.jit_p})
+"""Products that sum; a ``jit`` that is left in a flat Jaxpr is a sum over a loop that ``hoist`` took out of it."""
+
+_LOOPS: frozenset[Primitive] = frozenset({p.scan_p, p.while_p})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tail:
+    """Equations that form gradients, the values that they take in, and the gradients that come out."""
+
+    equations: tuple[JaxprEqn, ...]
+    starts: tuple[JaxprEqn, ...]
+    inputs: tuple[Var, ...]
+    outputs: tuple[Var, ...]
+    depends: tuple[bool, ...]  # of each input: may it depend on the example
+
+    grows: bool = False  # with no equations: whether the body made the gradients larger than what they are made from
+
+    def makes(self, atom: Atom) -> bool:
+        return any(atom is v for eqn in self.equations for v in eqn.outvars)
+
+    def starts_with(self, eqn: JaxprEqn) -> bool:
+        return any(eqn is start for start in self.starts)
+
+    def run(self, *inputs: Any) -> list[Any]:
+        """The gradients of one example, as jax would compute them."""
+        env = Env()
+        env.write(self.inputs, inputs)
+        env.run(self.equations)
+        return env.read(self.outputs)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loop:
+    """A scan equation, its parts named."""
+
+    eqn: JaxprEqn
+    body: ClosedJaxpr
+    num_consts: int
+    num_carry: int
+    depends: tuple[bool, ...]  # of each input of the body: may it depend on the example
+
+    @classmethod
+    def of(cls, eqn: JaxprEqn, dependent: set[Var]) -> "Loop":
+        consts, carry = eqn.params["num_consts"], eqn.params["num_carry"]
+        takes = [not isinstance(v, Literal) and v in dependent for v in eqn.invars]
+        return cls(
+            eqn=eqn,
+            body=eqn.params["jaxpr"],
+            num_consts=consts,
+            num_carry=carry,
+            # What a carry starts from says nothing of what it becomes: one input of the example may reach them all.
+            depends=(*takes[:consts], *[any(takes)] * carry, *takes[consts + carry :]),
+        )
+
+    def split_inputs(self, values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        at, end = self.num_consts, self.num_consts + self.num_carry
+        return list(values[:at]), list(values[at:end]), list(values[end:])
+
+    def scan(self, step: Callable[[Any, Any], Any], init: Any, xs: Any) -> Any:
+        params = self.eqn.params
+        return jax.lax.scan(
+            step, init, xs, length=params["length"], reverse=params["reverse"], unroll=params["unroll"]
+        )
+
+
+def size(atom: Atom) -> int:
+    return math.prod(atom.aval.shape)
+
+
+def example_dependent(jaxpr: Jaxpr, depends: Sequence[bool]) -> set[Var]:
+    """The variables that may differ between examples, given which inputs do."""
+    found = {v for v, d in zip(jaxpr.invars, depends, strict=True) if d}
+    for eqn in jaxpr.eqns:
+        if any(v in found for v in variables(eqn.invars)):
+            found.update(eqn.outvars)
+    return found
+
+
+def variables(atoms: Iterable[Atom]) -> list[Var]:
+    return [v for v in atoms if not isinstance(v, Literal)]
+
+
+def only_moves_entries(eqn: JaxprEqn) -> bool:
+    """Whether an equation commutes with every elementwise function: each entry goes to one place, unchanged."""
+    if eqn.primitive not in RESHAPING:
+        return False
+    (before,), (after,) = eqn.invars, eqn.outvars
+    if eqn.primitive is p.convert_element_type_p:
+        return _widens(before.aval.dtype, after.aval.dtype)
+    return size(before) == size(after)
+
+
+def _widens(before: Any, after: Any) -> bool:
+    return before.kind == after.kind == "f" and before.itemsize <= after.itemsize or before == after or _half(before)
+
+
+def _half(dtype: Any) -> bool:
+    return dtype.name in ("bfloat16", "float16")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Moved:
+    """A gradient that is another variable with its entries moved: ``output = chain(source)``."""
+
+    output: int
+    source: Var
+    chain: tuple[JaxprEqn, ...]
+
+
+def moved_from(jaxpr: Jaxpr, gradients: Iterable[int]) -> list[Moved]:
+    """Each gradient's origin: back over steps that only move entries, as long as nothing else uses them."""
+    made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    uses = collections.Counter(v for eqn in jaxpr.eqns for v in variables(eqn.invars))
+    uses.update(variables(jaxpr.outvars))
+    found = []
+    for i in gradients:
+        source, chain = jaxpr.outvars[i], []
+        while not isinstance(source, Literal) and uses[source] == 1 and source in made_by:
+            eqn = made_by[source]
+            if not only_moves_entries(eqn) or isinstance(eqn.invars[0], Literal):
+                found.append(Moved(output=i, source=source, chain=tuple(reversed(chain))))
+                break
+            chain.append(eqn)
+            source = eqn.invars[0]
+    return found
+
+
+def find_tails(jaxpr: Jaxpr, gradients: Collection[int], depends: Sequence[bool]) -> list[Tail]:
+    """The tails of a flat Jaxpr whose outputs at the positions ``gradients`` are gradients."""
+    dependent = example_dependent(jaxpr, depends)
+    blocked = blocked_variables(jaxpr, gradients, dependent)
+    members = _tail_equations(jaxpr, blocked, dependent)
+    outputs = {v for i in gradients for v in variables([jaxpr.outvars[i]])}
+    return [_make_tail(group, outputs, dependent) for group in _connected(jaxpr, members)]
+
+
+def blocked_variables(jaxpr: Jaxpr, gradients: Collection[int], dependent: set[Var]) -> set[Var]:
+    """The variables that are not free: something else than gradients comes of them, or more of the example goes in."""
+    blocked = {v for i, out in enumerate(jaxpr.outvars) if i not in gradients for v in variables([out])}
+    for eqn in reversed(jaxpr.eqns):
+        if not _is_free(eqn, blocked) or not _is_step(eqn, dependent):
+            blocked.update(variables(eqn.invars))
+    return blocked
+
+
+def _is_free(eqn: JaxprEqn, blocked: set[Var]) -> bool:
+    return not (eqn.effects or eqn.primitive in _LOOPS or any(v in blocked for v in eqn.outvars))
+
+
+def _is_step(eqn: JaxprEqn, dependent: set[Var]) -> bool:
+    """Whether an equation brings in nothing of the example but the values it continues, and whole numbers: indices."""
+    factors = {v for v in variables(eqn.invars) if v in dependent and v.aval.dtype.kind not in "iub"}
+    return len(factors) <= 1 or eqn.primitive in ADDITIVE
+
+
+def grows(eqn: JaxprEqn, dependent: set[Var]) -> bool:
+    """Whether what an equation makes is larger than all it takes from the example."""
+    taken = {v for v in variables(eqn.invars) if v in dependent}
+    return sum(map(size, eqn.outvars)) > sum(map(size, taken))
+
+
+def _is_start(eqn: JaxprEqn, dependent: set[Var]) -> bool:
+    taken = [v for v in variables(eqn.invars) if v in dependent]
+    if eqn.primitive in CONTRACTIONS:
+        return len(taken) >= 2
+    # Also a lookup's scatter-add, a slice's padding, a cond: what it makes is larger than what it is made of.
+    return bool(taken) and grows(eqn, dependent)
+
+
+def _tail_equations(jaxpr: Jaxpr, blocked: set[Var], dependent: set[Var]) -> dict[int, bool]:
+    """Positions of the equations in tails, and whether each is a start."""
+    members: dict[int, bool] = {}
+    made: set[Var] = set()
+    for i, eqn in enumerate(jaxpr.eqns):
+        if not _is_free(eqn, blocked):
+            continue
+        follows = any(v in made for v in variables(eqn.invars))
+        if follows or _is_start(eqn, dependent):
+            members[i] = not follows
+            made.update(eqn.outvars)
+    return members
+
+
+def _connected(jaxpr: Jaxpr, members: dict[int, bool]) -> list[list[tuple[JaxprEqn, bool]]]:
+    """Tail equations grouped by the values they share: gradients of one contraction belong together."""
+    group_of: dict[Var, int] = {}
+    groups: dict[int, list[int]] = {}
+    for i in members:
+        eqn = jaxpr.eqns[i]
+        merged = [i]
+        for g in {group_of[v] for v in variables(eqn.invars) if v in group_of}:
+            merged += groups.pop(g)
+        groups[i] = sorted(merged)
+        group_of.update((v, i) for j in merged for v in jaxpr.eqns[j].outvars)
+    return [[(jaxpr.eqns[i], members[i]) for i in group] for group in groups.values()]
+
+
+def _make_tail(group: list[tuple[JaxprEqn, bool]], gradients: set[Var], dependent: set[Var]) -> Tail:
+    equations = tuple(eqn for eqn, _ in group)
+    made = {v for eqn in equations for v in eqn.outvars}
+    inputs = tuple(dict.fromkeys(v for eqn in equations for v in variables(eqn.invars) if v not in made))
+    return Tail(
+        equations=equations,
+        starts=tuple(eqn for eqn, starts in group if starts),
+        inputs=inputs,
+        outputs=tuple(v for v in dict.fromkeys(v for eqn in equations for v in eqn.outvars) if v in gradients),
+        depends=tuple(v in dependent for v in inputs),
+    )

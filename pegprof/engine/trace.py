@@ -1,0 +1,235 @@
+"""Loss -> Jaxpr of one example's gradient.
+
+In: a loss, its arguments (arrays or ``jax.ShapeDtypeStruct``) and which of them are parameters and batch.
+Out: a ``Trace``: the flat program ``inputs of one example -> value, aux, gradients``, with the names of the parameters.
+"""
+
+import dataclasses
+import inspect
+import os
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pegprof.engine.jaxpr import ClosedJaxpr, abstract, flatten
+from pegprof.errors import PegprofError
+
+Loss = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Roles:
+    """Which arguments of a loss are what; the names are those of optax's ``micro_grad`` and of jax_privacy."""
+
+    argnums: int | tuple[int, ...] = 0
+    batch_argnums: int | tuple[int, ...] = 1
+    keep_batch_dim: bool = True
+    has_aux: bool = False
+    prng_argnum: int | None = None
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        return (self.batch_argnums,) if isinstance(self.batch_argnums, int) else tuple(self.batch_argnums)
+
+    @property
+    def params(self) -> tuple[int, ...]:
+        return (self.argnums,) if isinstance(self.argnums, int) else tuple(self.argnums)
+
+    def differs(self, argnum: int) -> bool:
+        """Whether an argument is different for each example."""
+        return argnum in self.batch or argnum == self.prng_argnum
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trace:
+    """The gradient of one example as a flat program: inputs -> value, aux, gradients."""
+
+    closed: ClosedJaxpr
+    roles: Roles
+    B: int
+    names: tuple[str, ...]  # of the parameters, in the order of the gradients
+    depends: tuple[bool, ...]  # of each input: is it the example's own
+    aux_tree: Any
+    gradients_tree: Any
+
+    @property
+    def num_aux(self) -> int:
+        return self.aux_tree.num_leaves
+
+    @property
+    def gradient_names(self) -> dict[int, str]:
+        """The parameter of each output that is a gradient."""
+        return {1 + self.num_aux + i: name for i, name in enumerate(self.names)}
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """The shape of a parameter."""
+        return tuple(self.closed.out_avals[1 + self.num_aux + self.names.index(name)].shape)
+
+    def split_outputs(self, outputs: Sequence[Any]) -> tuple[Any, list[Any], list[Any]]:
+        """Value, aux and gradients."""
+        return outputs[0], list(outputs[1 : 1 + self.num_aux]), list(outputs[1 + self.num_aux :])
+
+    def inputs(self, args: Sequence[Any]) -> list[Any]:
+        """The inputs for all B examples: what is the example's own has a leading axis of B."""
+        flat = []
+        for argnum, arg in enumerate(args):
+            if argnum == self.roles.prng_argnum:
+                arg = jax.random.split(arg, self.B)
+            elif argnum in self.roles.batch and self.roles.keep_batch_dim:
+                arg = jax.tree.map(lambda x: jnp.expand_dims(x, 1), arg)
+            flat += jax.tree.leaves(arg)
+        return flat
+
+
+def trace_example(loss: Loss, args: Sequence[Any], roles: Roles) -> Trace:
+    """Trace the gradient of one example; nothing is computed, so shapes and dtypes are enough."""
+    B = batch_size(args, roles)
+    _check_params(args, roles)
+    example = [_example_of(arg, argnum, roles) for argnum, arg in enumerate(args)]
+    leaves, tree = jax.tree.flatten(example)
+    trees: dict[str, Any] = {}
+
+    def value_and_gradients(*flat: Any) -> list[Any]:
+        checked = jax.value_and_grad(lambda *args: _split_aux(loss(*args), loss, roles), roles.params, has_aux=True)
+        (value, aux), gradients = checked(*jax.tree.unflatten(tree, flat))
+        gradients = gradients[0] if isinstance(roles.argnums, int) else gradients
+        trees["aux"], trees["gradients"] = jax.tree.structure(aux), jax.tree.structure(gradients)
+        return [value, *jax.tree.leaves(aux), *jax.tree.leaves(gradients)]
+
+    try:
+        closed = jax.make_jaxpr(value_and_gradients)(*leaves)
+    except PegprofError:
+        raise
+    except Exception as error:
+        _explain_failure(error, loss, args, roles)
+        raise
+    params = args[roles.params[0]] if isinstance(roles.argnums, int) else tuple(args[i] for i in roles.params)
+    return Trace(
+        closed=flatten(closed),
+        roles=roles,
+        B=B,
+        names=parameter_names(params),
+        depends=tuple(roles.differs(i) for i, arg in enumerate(args) for _ in jax.tree.leaves(arg)),
+        aux_tree=trees["aux"],
+        gradients_tree=trees["gradients"],
+    )
+
+
+def parameter_names(params: Any) -> tuple[str, ...]:
+    """A name for each leaf, such as ``layers/0/kernel``; a lone array is ``params``."""
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
+    return tuple(jax.tree_util.keystr(path, simple=True, separator="/") or "params" for path in paths)
+
+
+def batch_size(args: Sequence[Any], roles: Roles) -> int:
+    """The length of the leading axis that all leaves of the batch share."""
+    sizes: dict[str, int] = {}
+    for argnum in roles.batch:
+        if argnum >= len(args):
+            raise PegprofError(
+                f"the batch is argument {argnum}, but only {len(args)} arguments were given", hint="see batch_argnums"
+            )
+        for path, leaf in jax.tree_util.tree_flatten_with_path(args[argnum])[0]:
+            name = f"argument {argnum}{jax.tree_util.keystr(path)}"
+            if not jnp.shape(leaf):
+                raise PegprofError(
+                    f"{name} of the batch is a single number: it has no leading axis of examples",
+                    where=name,
+                    hint="pass what all examples share as an argument of its own, outside batch_argnums",
+                )
+            sizes[name] = jnp.shape(leaf)[0]
+    if not sizes:
+        raise PegprofError("the batch has no arrays in it", hint="see batch_argnums")
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+        odd = min(sizes, key=lambda name: list(sizes.values()).count(sizes[name]))
+        raise PegprofError(
+            f"the leaves of the batch differ in their leading axis: {listed}",
+            where=odd,
+            hint="every leaf of the batch has one row for each example; pass what they share outside batch_argnums",
+        )
+    (B,) = set(sizes.values())
+    if B == 0:
+        raise PegprofError("the batch is empty", hint="statistics need at least one example")
+    return B
+
+
+def _check_params(args: Sequence[Any], roles: Roles) -> None:
+    for argnum in roles.params:
+        if argnum >= len(args):
+            raise PegprofError(
+                f"the parameters are argument {argnum}, but only {len(args)} arguments were given", hint="see argnums"
+            )
+        if roles.differs(argnum):
+            raise PegprofError(f"argument {argnum} is both parameters and batch", hint="see argnums and batch_argnums")
+        for path, leaf in jax.tree_util.tree_flatten_with_path(args[argnum])[0]:
+            dtype = jnp.result_type(leaf)
+            if not jnp.issubdtype(dtype, jnp.floating):
+                name = jax.tree_util.keystr(path, simple=True, separator="/") or "params"
+                raise PegprofError(
+                    f"the parameter {name} is {dtype}: statistics need real, floating-point gradients",
+                    where=name,
+                    hint="keep it out of the parameters: pass it as another argument, or close over it",
+                )
+
+
+def _example_of(arg: Any, argnum: int, roles: Roles) -> Any:
+    """An argument as one example sees it, as shapes and dtypes."""
+
+    def shape(x: Any) -> jax.ShapeDtypeStruct:
+        x = abstract(x if hasattr(x, "dtype") else jnp.asarray(x))
+        if argnum not in roles.batch:
+            return x
+        return jax.ShapeDtypeStruct((1, *x.shape[1:]) if roles.keep_batch_dim else x.shape[1:], x.dtype)
+
+    return jax.tree.map(shape, arg)
+
+
+def _split_aux(result: Any, loss: Loss, roles: Roles) -> tuple[Any, Any]:
+    """The loss's result as (value, aux), checked."""
+    if roles.has_aux and not (isinstance(result, tuple) and len(result) == 2):
+        raise PegprofError(
+            "with has_aux=True the loss must return a pair (value, aux)",
+            where=_home_of(loss),
+            hint="return (value, aux), or leave has_aux out",
+        )
+    value, aux = result if roles.has_aux else (result, ())
+    is_array = hasattr(value, "dtype") or isinstance(value, (int, float, complex))
+    dtype = jnp.result_type(value) if is_array else None
+    if dtype is None or jnp.shape(value) != () or not jnp.issubdtype(dtype, jnp.floating):
+        found = f"an array of shape {jnp.shape(value)} and dtype {dtype}" if is_array else f"a {type(value).__name__}"
+        raise PegprofError(
+            f"the loss returned {found} for one example; it must return one real number",
+            where=_home_of(loss),
+            hint="average over tokens and examples; to return more beside it, return (value, aux) with has_aux=True",
+        )
+    return value, aux
+
+
+def _home_of(fun: Loss) -> str:
+    code = getattr(inspect.unwrap(fun), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else ""
+
+
+def _explain_failure(error: Exception, loss: Loss, args: Sequence[Any], roles: Roles) -> None:
+    """Raise a better error where a loss takes the whole batch but not one example of it."""
+    try:
+        jax.eval_shape(loss, *args)
+    except Exception:
+        return  # it fails on the whole batch as well: the user's own error says more
+    one, other = ("a batch of one", "False") if roles.keep_batch_dim else ("a bare example", "True")
+    raise PegprofError(
+        f"the loss takes the whole batch but not {one}: {type(error).__name__}: {str(error).splitlines()[0]}",
+        where=_line_of(error) or _home_of(loss),
+        hint=f"if it was written for {'a bare example' if roles.keep_batch_dim else 'batches'}, say keep_batch_dim={other}",
+    ) from error
+
+
+def _line_of(error: Exception) -> str:
+    """The last line of the user's own code that an error passed through."""
+    inside = (os.path.dirname(jax.__file__), os.path.dirname(os.path.dirname(__file__)))
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(inside)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""

@@ -1,0 +1,189 @@
+"""The table of methods: the ways to compute statistics of per-example gradients on a whole program.
+
+Each makes ``fn(params, batch) -> {statistic: pytree}`` for a Problem. ``vmap`` and ``microbatch`` are what a careful
+user would write with JAX and optax alone: bare examples where the loss takes them, batches of one otherwise,
+statistics taken from each gradient in float32 at least.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from optax import microbatching
+
+import pegprof
+from pegprof.engine.statistics import CENTRED, Centred, Moment, Quantity, SquareNorm, Statistic, quantities_of
+from pegprof.errors import PegprofError, nearest
+from pegprof.problem import Problem
+
+Params = Any
+Batch = Any
+StatsFn = Callable[[Params, Batch], dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a method needs to know beside the problem."""
+
+    stats: tuple[Statistic, ...]
+    microbatch_size: int
+    backend: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Method:
+    """One entry of the table; ``note`` is what a reader must know to judge the numbers."""
+
+    name: str
+    make: Callable[[Problem, Options], StatsFn]
+    note: Callable[[Problem, Options], str] = lambda problem, options: ""
+    microbatches: bool = False
+
+
+def _make_grad(problem: Problem, options: Options) -> StatsFn:
+    return lambda params, batch: {"mean": jax.grad(problem.loss)(params, batch)}
+
+
+def _make_vmap(problem: Problem, options: Options) -> StatsFn:
+    def grad_of_example(params: Params, example: Batch) -> Params:
+        if problem.keep_batch_dim:
+            example = jax.tree.map(lambda x: x[None], example)
+        return jax.grad(problem.loss)(params, example)
+
+    def fn(params: Params, batch: Batch) -> dict[str, Any]:
+        grads = jax.vmap(grad_of_example, in_axes=(None, 0))(params, batch)
+        needed = quantities_of(options.stats)
+        quantities = {q.name: jax.tree.map(lambda g, q=q: _reduce(q, _widen(g)), grads) for q in needed}
+        return _finish(options.stats, quantities, params, batch)
+
+    return fn
+
+
+def _make_microbatch(problem: Problem, options: Options) -> StatsFn:
+    needed = quantities_of(options.stats)
+    entries = [q for q in needed if not isinstance(q, SquareNorm)]
+    norms = [q for q in needed if isinstance(q, SquareNorm)]
+
+    def fn(params: Params, batch: Batch) -> dict[str, Any]:
+        quantities, aux = microbatching.micro_grad(
+            problem.loss,
+            keep_batch_dim=problem.keep_batch_dim,
+            microbatch_size=min(options.microbatch_size, _batch_size(batch)),
+            accumulator={q.name: _ACCUMULATORS[type(q)] for q in entries},
+            transform_fn=lambda grad: {q.name: jax.tree.map(_entry_fn(q), grad) for q in entries},
+            metrics_fn=lambda grad: {q.name: jax.tree.map(lambda g: jnp.sum(_widen(g) ** 2), grad) for q in norms},
+        )(params, batch)
+        quantities |= aux.metrics
+        if CENTRED.name in quantities:
+            quantities[CENTRED.name] = _map_centres(lambda centre: centre.square, quantities[CENTRED.name])
+        return _finish(options.stats, quantities, params, batch)
+
+    return fn
+
+
+def _make_surgery(problem: Problem, options: Options) -> StatsFn:
+    return pegprof.grad_stats(
+        problem.loss, options.stats, keep_batch_dim=problem.keep_batch_dim, backend=options.backend
+    )
+
+
+def _note_vmap(problem: Problem, options: Options) -> str:
+    return "over batches of one" if problem.keep_batch_dim else "over bare examples"
+
+
+def _note_microbatch(problem: Problem, options: Options) -> str:
+    return f"{options.microbatch_size} at a time, {_note_vmap(problem, options)}"
+
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method(name="grad", make=_make_grad),
+        Method(name="vmap", make=_make_vmap, note=_note_vmap),
+        Method(name="microbatch", make=_make_microbatch, note=_note_microbatch, microbatches=True),
+        Method(name="surgery", make=_make_surgery),
+    )
+}
+
+
+def resolve(names: Sequence[str]) -> tuple[Method, ...]:
+    """Names, as a user gives them, to entries of the table."""
+    for name in names:
+        if name not in METHODS:
+            raise PegprofError(f"unknown method {name!r}", hint=nearest(name, METHODS))
+    return tuple(METHODS[name] for name in names)
+
+
+def _batch_size(batch: Batch) -> int:
+    return int(jax.tree.leaves(batch)[0].shape[0])
+
+
+def _widen(g: jax.Array) -> jax.Array:
+    return g.astype(jnp.promote_types(g.dtype, jnp.float32))
+
+
+def _entry_fn(quantity: Quantity) -> Callable[[jax.Array], jax.Array]:
+    """What is accumulated of one example's gradient."""
+    return lambda g: quantity.phi(_widen(g)) if isinstance(quantity, Moment) else _widen(g)
+
+
+def _reduce(quantity: Quantity, g_Bx: jax.Array) -> jax.Array:
+    """A quantity of one parameter from its B gradients."""
+    match quantity:
+        case Moment(phi=phi):
+            return jnp.mean(phi(g_Bx), axis=0)
+        case Centred():
+            return jnp.var(g_Bx, axis=0)
+        case SquareNorm():
+            return jnp.sum(g_Bx**2, axis=tuple(range(1, g_Bx.ndim)))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Centre:
+    """The mean of some gradients and the mean of their squared distances from it."""
+
+    mean: jax.Array
+    square: jax.Array
+
+
+def _merge_centres(old: _Centre, new: _Centre, chunks_so_far: jax.Array) -> _Centre:
+    # Chan's formula for chunks of equal size; it loses no digits, as mean of squares minus square of mean would.
+    share = 1 / (chunks_so_far + 1)
+    apart = new.mean - old.mean
+    return _Centre(
+        mean=old.mean + share * apart,
+        square=(1 - share) * old.square + share * new.square + share * (1 - share) * apart**2,
+    )
+
+
+def _map_centres(fn: Callable[..., Any], *trees: Any) -> Any:
+    return jax.tree.map(fn, *trees, is_leaf=lambda node: isinstance(node, _Centre))
+
+
+_ACCUMULATORS: Mapping[type, Any] = {
+    Moment: microbatching.AccumulationType.MEAN,
+    Centred: microbatching.Accumulator(
+        init=lambda centres: jax.tree.map(jnp.zeros_like, centres),
+        update=lambda old, new, i: _map_centres(lambda a, b: _merge_centres(a, b, i), old, new),
+        finalize=lambda centres: centres,
+        aggregate=lambda g_Bx: jax.tree.map(lambda g: _Centre(mean=jnp.mean(g, 0), square=jnp.var(g, 0)), g_Bx),
+    ),
+}
+
+
+def _finish(stats: Sequence[Statistic], quantities: Mapping[str, Any], params: Params, batch: Batch) -> dict[str, Any]:
+    """From quantities, each a tree like the parameters, to statistics."""
+    B, structure = _batch_size(batch), jax.tree.structure(params)
+    by_name = {name: jax.tree.leaves(tree) for name, tree in quantities.items()}
+    finished = {}
+    for stat in stats:
+        if stat.scope == "model":
+            totals = {q.name: jnp.sum(jnp.stack(by_name[q.name]), axis=0) for q in stat.needs}
+            finished[stat.name] = stat.finish(totals, B)
+        else:
+            by_leaf = [dict(zip(by_name, leaves, strict=True)) for leaves in zip(*by_name.values(), strict=True)]
+            finished[stat.name] = jax.tree.unflatten(structure, [stat.finish(leaf, B) for leaf in by_leaf])
+    return finished

@@ -1,0 +1,138 @@
+"""Targets: what a program is compiled for. Today that is the device of this machine.
+
+The parent process never starts a JAX backend, so the device is found by its files and its plug-in, and JAX_PLATFORMS
+is explicit in every child: a TPU library that is installed but has no TPU would look for one and warn.
+"""
+
+import dataclasses
+import glob
+import importlib.util
+import os
+import platform
+from pathlib import Path
+
+from pegprof.errors import PegprofError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Platform:
+    """A kind of device that may be in this machine, and how to tell without starting it."""
+
+    target: str  # JAX's name for it
+    jax_platforms: str
+    device_files: tuple[str, ...]
+    plugins: tuple[str, ...]
+
+    def is_present(self) -> bool:
+        has_device = any(glob.glob(pattern) for pattern in self.device_files)
+        return has_device and any(importlib.util.find_spec(plugin) for plugin in self.plugins)
+
+
+CPU = Platform(target="cpu", jax_platforms="cpu", device_files=(), plugins=())
+ACCELERATORS = (
+    Platform(
+        target="tpu",
+        jax_platforms="tpu,cpu",
+        device_files=("/dev/accel*", "/dev/vfio/[0-9]*"),
+        plugins=("libtpu",),
+    ),
+    Platform(
+        target="gpu",
+        jax_platforms="cuda,cpu",
+        device_files=("/dev/nvidia[0-9]*",),
+        plugins=("jax_cuda12_plugin", "jax_cuda13_plugin"),
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target:
+    """Where programs are compiled and run."""
+
+    name: str
+    environment: dict[str, str]  # of every child
+
+
+def host_target() -> Target:
+    """The device of this machine: what JAX_PLATFORMS says, else an accelerator that is present, else the CPU."""
+    asked = os.environ.get("JAX_PLATFORMS")
+    if asked:
+        chosen = next(
+            (p for p in (CPU, *ACCELERATORS) if asked.split(",")[0] in (p.target, *p.jax_platforms.split(","))), None
+        )
+        if chosen is None:
+            hint = "set it to cpu, cuda or tpu, or unset it"
+            raise PegprofError(f"JAX_PLATFORMS is {asked!r}, which pegprof does not know", hint=hint)
+    else:
+        chosen = next((p for p in ACCELERATORS if p.is_present()), CPU)
+    # A compilation cache would make compile_s a matter of luck; preallocation would hide what a GPU has free.
+    environment = {
+        "JAX_PLATFORMS": asked or chosen.jax_platforms,
+        "JAX_ENABLE_COMPILATION_CACHE": "false",
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    }
+    return Target(name=chosen.target, environment=environment)
+
+
+def cpu_name() -> str:
+    """The processor as a person knows it, with the number of cores that this process may use."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.processor() or platform.machine()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{name}, {cores} cores"
+
+
+def free_host_bytes() -> int:
+    """The memory that a child may take: what the machine and the container leave, less what Python and XLA take."""
+    import psutil
+
+    free = min(psutil.virtual_memory().available, *free_container_bytes())
+    return max(0, int(free * 0.95) - 2**29)
+
+
+def free_container_bytes(root: Path = Path("/")) -> list[int]:
+    """What each control group around this process has left, inner groups first; empty where nothing is limited."""
+    return [free for group in _memory_groups(root) if (free := _free_in_group(group)) is not None]
+
+
+def _memory_groups(root: Path) -> list[Path]:
+    """The folders of the control groups that count this process's memory: version 2, then version 1."""
+    groups = []
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            mount = root / "sys/fs/cgroup"
+        elif "memory" in controllers.split(","):
+            mount = root / "sys/fs/cgroup/memory"
+        else:
+            continue
+        group = mount / path.lstrip("/")
+        groups += [folder for folder in (group, *group.parents) if folder == mount or mount in folder.parents]
+    return groups
+
+
+_LIMIT_USAGE_CACHE = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+def _free_in_group(group: Path) -> int | None:
+    for limit_file, usage_file, cache in _LIMIT_USAGE_CACHE:
+        try:
+            limit = (group / limit_file).read_text().strip()
+            usage = int((group / usage_file).read_text())
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):
+            continue
+        if limit != "max":
+            # Cached files count as used, yet the kernel drops them before it kills anybody.
+            return int(limit) - usage + int(stat.get(cache, 0))
+    return None

@@ -1,0 +1,32 @@
+"""Settings and fixtures for all tests. Tests run on the CPU, whatever else the machine has."""
+
+import os
+from collections.abc import Iterator
+
+os.environ["JAX_PLATFORMS"] = "cpu"  # before the first import of jax
+
+import jax
+import pytest
+
+
+@pytest.fixture
+def x64() -> Iterator[None]:
+    """64-bit mode, for tests of exactness."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
+def no_rank_promotion() -> Iterator[None]:
+    """Broadcasting that adds axes is an error: our own code says which axes it means; a user's need not."""
+    with jax.numpy_rank_promotion("raise"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def quick_compile() -> Iterator[None]:
+    """XLA without its expensive passes: a third of the time, for tests of values and not of bytes or speed."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)

@@ -1,0 +1,152 @@
+"""What a user is told: what is wrong, where, and what to do about it."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pegprof import PegprofError, Statistic, grad_stats, value_and_grad_stats
+
+
+def _loss(params, batch):
+    return jnp.mean(jnp.square(batch["x"] @ params["W"] - batch["y"][:, None]))
+
+
+def _params():
+    return {"W": jnp.ones((3, 4), jnp.float32)}
+
+
+def _batch(B=5):
+    return {"x": jnp.ones((B, 3), jnp.float32), "y": jnp.arange(B, dtype=jnp.float32)}
+
+
+def _error(loss=_loss, params=None, batch=None, stats=("mean", "second_moment"), **options):
+    """The error of making and calling the function; it may come with either."""
+    with pytest.raises(PegprofError) as raised:
+        grad_stats(loss, stats, **options)(
+            _params() if params is None else params, _batch() if batch is None else batch
+        )
+    assert str(raised.value).strip()
+    return raised.value
+
+
+def _text(error):
+    return f"{error.where} {error.what}".lower()
+
+
+def test_a_loss_that_is_not_a_scalar():
+    error = _error(lambda p, b: jnp.mean(b["x"] @ p["W"], axis=-1))
+    assert "scalar" in error.what
+    assert "(1,)" in _text(error)
+    assert error.hint
+
+
+def test_a_loss_that_returns_more_than_a_value_is_told_of_has_aux():
+    error = _error(lambda p, b: (_loss(p, b), {"aux": b["x"]}))
+    assert "has_aux" in error.hint
+
+
+def test_batch_leaves_whose_leading_axes_differ():
+    error = _error(batch={"x": jnp.ones((5, 3)), "y": jnp.ones(4)})
+    assert "5" in _text(error)
+    assert "4" in _text(error)
+    assert "y" in _text(error)
+    assert error.hint
+
+
+def test_batch_arguments_whose_leading_axes_differ():
+    with pytest.raises(PegprofError) as raised:
+        grad_stats(lambda p, x, y: _loss(p, {"x": x, "y": y}), batch_argnums=(1, 2))(
+            _params(), jnp.ones((5, 3)), jnp.ones(4)
+        )
+    assert "5" in _text(raised.value)
+    assert "4" in _text(raised.value)
+
+
+def test_a_batch_leaf_without_a_leading_axis():
+    error = _error(lambda p, b: _loss(p, b) * b["scale"], batch=_batch() | {"scale": jnp.float32(2.0)})
+    assert "scale" in _text(error)
+
+
+def test_an_empty_batch():
+    error = _error(batch=_batch(0))
+    assert "empty" in _text(error) or "no example" in _text(error)
+
+
+@pytest.mark.parametrize("batch", [{}, None, ()])
+def test_a_batch_without_arrays(batch):
+    error = _error(lambda p, b: jnp.sum(p["W"]), batch=batch if batch is not None else {"nothing": None})
+    assert "batch" in _text(error)
+
+
+@pytest.mark.parametrize("stat", ["variance", "mean_squared", "snr"])
+def test_one_example_has_no_variance(stat):
+    error = _error(batch=_batch(1), stats=("mean", stat))
+    assert stat in _text(error)
+    assert "2" in f"{error.what} {error.hint}" or "two" in f"{error.what} {error.hint}"
+
+
+def test_integer_parameters():
+    error = _error(
+        lambda p, b: _loss({"W": p["inner"]["W"] * p["inner"]["count"]}, b),
+        params={"inner": {"W": jnp.ones((3, 4)), "count": jnp.arange(4)}},
+    )
+    assert "count" in _text(error)
+    assert "int" in _text(error)
+    assert error.hint
+
+
+def test_complex_parameters():
+    error = _error(lambda p, b: jnp.mean(jnp.abs(b["x"] @ p["W"])), params={"W": jnp.ones((3, 4), jnp.complex64)})
+    assert "complex" in _text(error)
+
+
+def test_an_unknown_statistic():
+    error = _error(stats=("mean", "second_momnet"))
+    assert "second_momnet" in error.what
+    assert "second_moment" in error.hint
+
+
+def test_two_statistics_of_one_name():
+    assert "mean" in _error(stats=("mean", Statistic.elementwise(np.abs, name="mean"))).what
+
+
+def _takes_bare_examples(params, example):
+    hidden = params["W"].T @ example["x"]  # a batch of one has an axis too many here
+    return jnp.sum(hidden) * example["y"]
+
+
+def test_a_loss_that_cannot_take_a_batch_of_one_is_pointed_to_its_line_and_keep_batch_dim():
+    error = _error(_takes_bare_examples)
+    assert f"test_errors.py:{_takes_bare_examples.__code__.co_firstlineno + 1}" in str(error)
+    assert "keep_batch_dim=False" in error.hint
+    assert error.__cause__ is not None  # JAX's own words stay within reach
+
+
+def test_the_same_loss_works_with_keep_batch_dim_false():
+    stats = grad_stats(_takes_bare_examples, keep_batch_dim=False)(_params(), _batch())
+    assert stats["mean"]["W"].shape == (3, 4)
+
+
+def test_a_loss_with_the_batch_size_baked_in():
+    def loss(params, batch):
+        return jnp.mean(batch["x"].reshape(5, 3) @ params["W"])
+
+    error = _error(loss)
+    assert f"test_errors.py:{loss.__code__.co_firstlineno + 1}" in str(error)
+
+
+def test_a_loss_that_wants_a_batch_is_not_given_bare_examples_silently():
+    error = _error(lambda p, b: jnp.mean(b["x"] @ p["W"] - b["y"][:, None]), keep_batch_dim=False)
+    assert "keep_batch_dim" in error.hint
+
+
+def test_value_and_grad_stats_complains_in_the_same_words():
+    loss = lambda p, b: b["x"] @ p["W"]
+    with pytest.raises(PegprofError) as raised:
+        value_and_grad_stats(loss)(_params(), _batch())
+    assert raised.value.what == _error(loss).what
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_microbatch_has_at_least_one_example(size):
+    assert "microbatch_size" in str(_error(microbatch_size=size))

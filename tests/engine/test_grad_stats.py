@@ -1,0 +1,359 @@
+"""grad_stats against a Python loop over the examples, for every program and every way to call it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pegprof import grad_stats, make_plan, value_and_grad_stats
+from tests.engine.cases import (
+    ALL_STATISTICS,
+    assert_program_is_worth_testing,
+    case,
+    defined_for,
+    tolerance,
+    truth,
+)
+from tests.oracles import assert_stats_agree, loop_stats
+from tests.programs import PROGRAMS
+
+NAMES = list(PROGRAMS)
+MICROBATCHES = (1, 2, 3, 5)  # of 7 examples: only 1 divides
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+def _run(name: str, B: int, **options):
+    loss, params, batch = case(name, B)
+    fn = grad_stats(loss, defined_for(B), keep_batch_dim=PROGRAMS[name].keep_batch_dim, **options)
+    return jax.jit(fn)(params, batch)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_statistic_of_every_program_is_that_of_a_loop_over_the_examples(name):
+    expected = truth(name, 5)
+    assert_program_is_worth_testing(PROGRAMS[name], expected.gradients)
+    assert_stats_agree(_run(name, 5), expected, tolerance(PROGRAMS[name]))
+
+
+@pytest.mark.parametrize(("name", "size"), [(name, MICROBATCHES[i % 4]) for i, name in enumerate(NAMES[::5])])
+def test_microbatches_that_do_not_divide_the_batch_change_nothing(name, size):
+    assert_stats_agree(_run(name, 7, microbatch_size=size), truth(name, 7), tolerance(PROGRAMS[name]))
+
+
+@pytest.mark.parametrize("name", NAMES[2::6])
+def test_a_batch_of_seven_is_as_right_as_a_batch_of_five(name):
+    assert_stats_agree(_run(name, 7), truth(name, 7), tolerance(PROGRAMS[name]))
+
+
+@pytest.mark.parametrize("name", NAMES[3::6])
+def test_a_batch_of_one_example_has_the_statistics_that_one_example_allows(name):
+    assert_stats_agree(_run(name, 1), truth(name, 1), tolerance(PROGRAMS[name]))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("name", ["scanned_layers_with_a_weight_shared_by_all", "cond_with_a_predicate_that_differs"])
+def test_every_microbatch_size_gives_the_same_statistics(name, size):
+    assert_stats_agree(_run(name, 7, microbatch_size=size), truth(name, 7))
+
+
+def test_at_least_sixty_programs_are_tested():
+    assert len(NAMES) >= 60
+
+
+# ---- the ways to call it ------------------------------------------------------------------------------------------
+
+
+def _arrays(*shapes: tuple[int, ...], seed: int = 0):
+    rng = np.random.default_rng(seed)
+    return [jnp.asarray(rng.normal(size=shape)) for shape in shapes]
+
+
+def _regression(params, x, y):
+    return jnp.mean(jnp.sum(jnp.square(jnp.tanh(x @ params["W"] + params["b"]) - y), axis=-1))
+
+
+def _regression_case():
+    W, b, x, y = _arrays((3, 4), (4,), (5, 3), (5, 4))
+    return {"W": W, "b": b}, x, y
+
+
+def test_several_batch_arguments():
+    params, x, y = _regression_case()
+    options = {"batch_argnums": (1, 2)}
+    actual = grad_stats(_regression, ALL_STATISTICS, **options)(params, x, y)
+    assert_stats_agree(actual, loop_stats(_regression, ALL_STATISTICS, params, x, y, **options))
+
+
+def test_several_parameter_arguments():
+    params, x, y = _regression_case()
+
+    def loss(W, batch, b):
+        return _regression({"W": W, "b": b}, *batch)
+
+    options = {"argnums": (0, 2), "batch_argnums": 1}
+    args = (params["W"], (x, y), params["b"])
+    actual = grad_stats(loss, ALL_STATISTICS, **options)(*args)
+    assert isinstance(actual["mean"], tuple)
+    assert_stats_agree(actual, loop_stats(loss, ALL_STATISTICS, *args, **options))
+
+
+def test_parameter_arguments_in_the_order_of_argnums():
+    params, x, y = _regression_case()
+
+    def loss(W, b, batch):
+        return _regression({"W": W, "b": b}, *batch)
+
+    actual = grad_stats(loss, argnums=(1, 0), batch_argnums=2)(params["W"], params["b"], (x, y))
+    assert [leaf.shape for leaf in actual["mean"]] == [(4,), (3, 4)]
+
+
+def test_a_batch_that_comes_before_the_parameters():
+    params, x, y = _regression_case()
+
+    def loss(batch, params):
+        return _regression(params, *batch)
+
+    options = {"argnums": 1, "batch_argnums": 0}
+    actual = grad_stats(loss, ALL_STATISTICS, **options)((x, y), params)
+    assert_stats_agree(actual, loop_stats(loss, ALL_STATISTICS, (x, y), params, **options))
+
+
+def test_arguments_that_are_neither_parameters_nor_batch_are_the_same_for_every_example():
+    params, x, y = _regression_case()
+
+    def loss(params, batch, scale, frozen):
+        return _regression(params, batch[0] * scale, batch[1] + frozen["shift"])
+
+    args = (params, (x, y), 1.7, {"shift": jnp.arange(4.0), "count": jnp.arange(3)})
+    assert_stats_agree(grad_stats(loss, ALL_STATISTICS)(*args), loop_stats(loss, ALL_STATISTICS, *args))
+
+
+def _dropout(params, batch, key):
+    x, y = batch
+    kept = jax.random.bernoulli(key, 0.7, (1, 3))  # one mask for each call: for each example, or shared by all
+    return _regression(params, jnp.where(kept, x, 0.0), y)
+
+
+@pytest.mark.parametrize("key", [jax.random.key(3), jax.random.PRNGKey(3)], ids=["typed", "raw"])
+def test_prng_argnum_splits_the_key_by_example(key):
+    params, *batch = _regression_case()
+    expected = loop_stats(_dropout, ALL_STATISTICS, params, batch, key, prng_argnum=2)
+    assert_stats_agree(grad_stats(_dropout, ALL_STATISTICS, prng_argnum=2)(params, batch, key), expected)
+    microbatched = grad_stats(_dropout, ALL_STATISTICS, prng_argnum=2, microbatch_size=2)
+    assert_stats_agree(jax.jit(microbatched)(params, batch, key), expected)
+
+
+def test_a_key_that_is_not_split_is_the_same_for_every_example():
+    params, *batch = _regression_case()
+    key = jax.random.key(3)
+    expected = loop_stats(_dropout, ALL_STATISTICS, params, batch, key)
+    assert_stats_agree(grad_stats(_dropout, ALL_STATISTICS)(params, batch, key), expected)
+
+
+def _with_aux(params, batch):
+    prediction = jnp.tanh(batch[0] @ params["W"] + params["b"])
+    loss = jnp.mean(jnp.sum(jnp.square(prediction - batch[1]), axis=-1))
+    return loss, {"prediction": prediction, "largest": jnp.argmax(prediction), "nothing": None}
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 2])
+def test_the_value_is_the_mean_loss_and_aux_has_the_examples_first(microbatch_size):
+    params, *batch = _regression_case()
+    expected = loop_stats(_with_aux, ALL_STATISTICS, params, batch, has_aux=True)
+    fn = value_and_grad_stats(_with_aux, ALL_STATISTICS, has_aux=True, microbatch_size=microbatch_size)
+    (value, aux), stats = jax.jit(fn)(params, batch)
+    np.testing.assert_allclose(value, expected.value, rtol=1e-12)
+    np.testing.assert_allclose(value, _with_aux(params, batch)[0], rtol=1e-12)
+    assert aux["prediction"].shape == (5, 1, 4)
+    assert jax.tree.structure(aux) == jax.tree.structure(expected.aux)
+    jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-12), aux, expected.aux)
+    assert_stats_agree(stats, expected)
+
+
+def test_the_value_without_aux_is_the_mean_loss():
+    name = "rnn_by_scan"
+    loss, params, batch = case(name, 5)
+    value, stats = value_and_grad_stats(loss, ALL_STATISTICS)(params, batch)
+    assert value.shape == ()
+    np.testing.assert_allclose(value, loss(params, batch), rtol=1e-12)
+    assert_stats_agree(stats, truth(name, 5))
+
+
+def test_a_single_statistic_may_be_named_alone():
+    params, *batch = _regression_case()
+    loss = lambda params, batch: _regression(params, *batch)
+    assert list(grad_stats(loss, "variance")(params, batch)) == ["variance"]
+
+
+def test_the_default_statistics_are_the_mean_and_the_second_moment():
+    params, *batch = _regression_case()
+    loss = lambda params, batch: _regression(params, *batch)
+    assert_stats_agree(grad_stats(loss)(params, batch), loop_stats(loss, ("mean", "second_moment"), params, batch))
+
+
+@pytest.mark.parametrize(
+    "name", ["mlp_regression", "tied_embedding", "scanned_layers_rematerialised", "convolution_2d"]
+)
+@pytest.mark.parametrize("stats", [("second_moment",), ("norm",), ("variance", "norm_by_param"), ("sign_mean",)])
+def test_a_few_statistics_alone_are_what_they_are_among_all(name, stats):
+    loss, params, batch = case(name, 5)
+    assert_stats_agree(jax.jit(grad_stats(loss, stats))(params, batch), truth(name, 5, stats))
+
+
+def test_numpy_arrays_are_as_good_as_jax_arrays():
+    params, *batch = jax.tree.map(np.asarray, _regression_case())
+    loss = lambda params, batch: _regression(params, *batch)
+    assert_stats_agree(grad_stats(loss, ALL_STATISTICS)(params, batch), loop_stats(loss, ALL_STATISTICS, params, batch))
+
+
+def test_it_works_without_jit_as_under_jit():
+    loss, params, batch = case("gru_with_a_learned_initial_state", 5)
+    assert_stats_agree(grad_stats(loss, ALL_STATISTICS)(params, batch), truth("gru_with_a_learned_initial_state", 5))
+
+
+def test_it_runs_again_on_another_batch_size():
+    fn = jax.jit(grad_stats(case("tied_embedding", 5)[0], ALL_STATISTICS))
+    for B in (5, 7):
+        _, params, batch = case("tied_embedding", B)
+        assert_stats_agree(fn(params, batch), truth("tied_embedding", B))
+
+
+def test_shapes_alone_give_the_shapes_of_the_statistics():
+    loss, params, batch = case("tied_embedding", 5)
+    fn = grad_stats(loss, ALL_STATISTICS)
+    shapes = jax.eval_shape(fn, *jax.eval_shape(lambda *args: args, params, batch))
+    assert jax.tree.map(lambda s: s.shape, shapes) == jax.tree.map(lambda s: s.shape, dict(truth("tied_embedding", 5)))
+
+
+def test_inside_a_training_scan():
+    params, x, y = _regression_case()
+    loss = lambda params, batch: _regression(params, *batch)
+    batches = (jnp.stack([x, x[::-1] + 1, 2 * x]), jnp.stack([y, y - 1, y[::-1]]))
+
+    def step(params, batch):
+        stats = grad_stats(loss, ("mean", "second_moment", "norm"))(params, batch)
+        scaled = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + 1e-3), stats["mean"], stats["second_moment"])
+        return jax.tree.map(lambda p, u: p - 0.1 * u, params, scaled), stats["norm"]
+
+    trained, norms = jax.jit(lambda params, batches: jax.lax.scan(step, params, batches))(params, batches)
+
+    by_hand, expected_norms = params, []
+    for i in range(3):
+        stats = loop_stats(loss, ("mean", "second_moment", "norm"), by_hand, (batches[0][i], batches[1][i]))
+        expected_norms.append(stats["norm"])
+        scaled = jax.tree.map(lambda m, v: m / (np.sqrt(v) + 1e-3), stats["mean"], stats["second_moment"])
+        by_hand = jax.tree.map(lambda p, u: p - 0.1 * u, by_hand, scaled)
+    jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-9), trained, by_hand)
+    np.testing.assert_allclose(norms, np.stack(expected_norms), rtol=1e-9)
+
+
+def test_inside_a_training_scan_over_scanned_layers_with_microbatches():
+    loss, params, batch = case("scanned_layers_with_a_weight_shared_by_all", 5)
+
+    def step(params, batch):
+        stats = grad_stats(loss, ("mean", "variance"), microbatch_size=2)(params, batch)
+        return jax.tree.map(lambda p, m: p - 0.1 * m, params, stats["mean"]), stats
+
+    _, stats = jax.lax.scan(step, params, jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), batch))
+    first = jax.tree.map(lambda leaf: leaf[0], stats)
+    assert_stats_agree(first, truth("scanned_layers_with_a_weight_shared_by_all", 5, ("mean", "variance")))
+
+
+def test_under_jit_with_donated_arguments():
+    params, *batch = _regression_case()
+    loss = lambda params, batch: _regression(params, *batch)
+    expected = loop_stats(loss, ("mean", "second_moment"), params, batch)
+
+    def step(params, batch):
+        stats = grad_stats(loss)(params, batch)
+        return jax.tree.map(lambda p, m: p - m, params, stats["mean"]), stats
+
+    donated = jax.tree.map(jnp.copy, params)
+    updated, stats = jax.jit(step, donate_argnums=0)(donated, batch)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(donated))
+    jax.tree.map(lambda u, p, m: np.testing.assert_allclose(u, p - m, rtol=1e-9), updated, params, expected["mean"])
+    assert_stats_agree(stats, expected)
+
+
+@pytest.mark.parametrize("name", ["mlp_regression", "tied_embedding", "rnn_by_scan", "scanned_layers_rematerialised"])
+def test_under_an_outer_vmap_over_the_parameters(name):
+    loss, params, batch = case(name, 5)
+    stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, 0.5 * leaf]), params)
+    actual = jax.jit(jax.vmap(grad_stats(loss, ALL_STATISTICS), in_axes=(0, None)))(stacked, batch)
+    for i in range(2):
+        these = jax.tree.map(lambda leaf, i=i: leaf[i], stacked)
+        expected = loop_stats(loss, ALL_STATISTICS, these, batch)
+        assert_stats_agree(jax.tree.map(lambda leaf, i=i: leaf[i], actual), expected)
+
+
+def test_under_an_outer_vmap_over_batches():
+    loss, params, batch = case("tied_embedding", 5)
+    batches = jnp.stack([batch, batch[::-1] * 0 + 1])
+    actual = jax.vmap(grad_stats(loss, ALL_STATISTICS), in_axes=(None, 0))(params, batches)
+    for i in range(2):
+        expected = loop_stats(loss, ALL_STATISTICS, params, batches[i])
+        assert_stats_agree(jax.tree.map(lambda leaf, i=i: leaf[i], actual), expected)
+
+
+def test_a_loss_may_close_over_a_tracer():
+    params, *batch = _regression_case()
+
+    def loss_of(scale):
+        return lambda params, batch: _regression(params, batch[0] * scale, batch[1])
+
+    def outer(scale, params, batch):
+        return grad_stats(loss_of(scale), ALL_STATISTICS)(params, batch)
+
+    for scale in (0.5, 2.0):
+        expected = loop_stats(loss_of(scale), ALL_STATISTICS, params, batch)
+        assert_stats_agree(jax.jit(outer)(scale, params, batch), expected)
+        stacked = jax.vmap(outer, in_axes=(0, None, None))(jnp.array([scale, 1.0]), params, batch)
+        assert_stats_agree(jax.tree.map(lambda leaf: leaf[0], stacked), expected)
+
+
+def test_a_callback_that_cannot_be_batched_runs_one_example_at_a_time():
+    name = "callback_that_cannot_be_batched"
+    loss, params, batch = case(name, 5)
+    with pytest.raises(NotImplementedError):
+        jax.vmap(jax.grad(loss), in_axes=(None, 0))(params, batch[:, None])
+    for options in ({}, {"microbatch_size": 2}):
+        assert_stats_agree(grad_stats(loss, ALL_STATISTICS, **options)(params, batch), truth(name, 5))
+
+
+def test_a_plan_made_on_shapes_gives_the_same_statistics():
+    loss, params, batch = case("transformer_block", 5)
+    plan = make_plan(loss, *jax.eval_shape(lambda *args: args, params, batch), stats=ALL_STATISTICS)
+    actual = jax.jit(grad_stats(loss, ALL_STATISTICS, plan=plan))(params, batch)
+    assert_stats_agree(actual, truth("transformer_block", 5))
+
+
+# ---- precision ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [("bfloat16", "float32"), ("float32", "float32"), ("float64", "float64")]
+)
+def test_statistics_come_back_in_float32_at_least(dtype, expected):
+    params, *batch = jax.tree.map(lambda leaf: leaf.astype(dtype), _regression_case())
+    loss = lambda params, batch: _regression(params, *batch).astype(jnp.float32)
+    stats = grad_stats(loss, ALL_STATISTICS)(params, batch)
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(stats)} == {expected}
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 2])
+def test_the_variance_does_not_cancel_where_the_gradients_are_at_hand(microbatch_size):
+    rng = np.random.default_rng(
+        0
+    )  # gradients near 3000 that vary by about 3: squares in float32 would lose the variance
+    params = {"W": jnp.ones((3, 4), jnp.float32), "b": jnp.ones(4, jnp.float32)}
+    batch = [jnp.asarray(m + rng.normal(size=shape), jnp.float32) for m, shape in ((1e3, (7, 3, 4)), (0, (7, 3, 4)))]
+
+    def loss(p, batch):  # the gradient of W adds up three positions, so that no factorised form is exact
+        weight, noise = batch
+        x = 1 + 1e-3 * noise[..., :3]
+        return jnp.mean(jnp.sum((x @ p["W"] + p["b"]) * weight, axis=(1, 2)))
+
+    actual = jax.jit(grad_stats(loss, "variance", microbatch_size=microbatch_size))(params, batch)
+    in_64_bits = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), (params, batch))
+    assert_stats_agree(actual, loop_stats(loss, "variance", *in_64_bits), rtol=2e-3)

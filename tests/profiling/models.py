@@ -1,0 +1,89 @@
+"""Small models that misbehave, each in one way, as a user's file would hold them."""
+
+import os
+import signal
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from pegprof.problem import Problem
+
+print("a user's file may print when it is imported")
+
+
+def _problem(name, loss):
+    return Problem(
+        name=name,
+        init=lambda key: {"w": jax.random.normal(key, (4, 3)), "b": jnp.zeros(3)},
+        loss=loss,
+        batch=lambda key, B: jax.random.normal(key, (B, 4)),
+    )
+
+
+def _mean_loss(params, x_BxI):
+    return jnp.mean(jnp.tanh(x_BxI @ params["w"] + params["b"]) ** 2)
+
+
+def fine():
+    return _problem("fine", _mean_loss)
+
+
+def prints_at_every_trace():
+    def loss(params, x_BxI):
+        print("tracing", x_BxI.shape)
+        return _mean_loss(params, x_BxI)
+
+    return _problem("prints", loss)
+
+
+def _when_alone(action):
+    """A loss that does something to any method that shows it one example."""
+
+    def loss(params, x_BxI):
+        if x_BxI.shape[0] == 1:
+            action()
+        return _mean_loss(params, x_BxI)
+
+    return loss
+
+
+def _raise():
+    raise ValueError("no batches of one, please")
+
+
+def raises_when_alone():
+    return _problem("raises", _when_alone(_raise))
+
+
+def dies_when_alone():
+    return _problem("dies", _when_alone(lambda: os.kill(os.getpid(), signal.SIGKILL)))
+
+
+def dies_alone_the_second_time(marker: str):
+    """Survives the compiling process, and takes the timing process down."""
+
+    def mark_or_die():
+        if Path(marker).exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        Path(marker).touch()
+
+    return _problem("dies later", _when_alone(mark_or_die))
+
+
+def interacting_examples():
+    def loss(params, x_BxI):
+        return _mean_loss(params, x_BxI / jnp.sqrt(1.0 + jnp.mean(x_BxI**2, axis=0, keepdims=True)))
+
+    return _problem("interacting", loss)
+
+
+def not_a_scalar():
+    return _problem("vector", lambda params, x_BxI: jnp.mean(x_BxI @ params["w"], axis=0))
+
+
+def raises():
+    def loss(params, x_BxI):
+        raise RuntimeError("this loss never works")
+
+    return _problem("broken", loss)

@@ -1,0 +1,74 @@
+"""What the machine and its container leave, from made-up trees of /proc and /sys."""
+
+import pytest
+
+from pegprof.errors import PegprofError
+from pegprof.profiling import targets
+
+GIB = 2**30
+
+
+def _write(root, files):
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(f"{text}\n")
+
+
+def test_a_version_2_container_counts_its_cache_as_free(tmp_path):
+    group = "sys/fs/cgroup/work"
+    _write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/work/inner",
+            f"{group}/memory.max": 8 * GIB,
+            f"{group}/memory.current": 5 * GIB,
+            f"{group}/memory.stat": f"anon {3 * GIB}\ninactive_file {2 * GIB}",
+            f"{group}/inner/memory.max": "max",
+            f"{group}/inner/memory.current": GIB,
+            f"{group}/inner/memory.stat": "anon 1",
+        },
+    )
+    assert targets.free_container_bytes(tmp_path) == [5 * GIB]
+
+
+def test_a_version_1_container_is_read_too(tmp_path):
+    group = "sys/fs/cgroup/memory/docker"
+    _write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "9:cpu,cpuacct:/docker\n5:memory:/docker",
+            f"{group}/memory.limit_in_bytes": 4 * GIB,
+            f"{group}/memory.usage_in_bytes": 2 * GIB,
+            f"{group}/memory.stat": f"total_inactive_file {GIB}",
+        },
+    )
+    assert targets.free_container_bytes(tmp_path) == [3 * GIB]
+
+
+def test_a_container_that_sees_its_group_at_the_root_is_read_there(tmp_path):
+    files = {"memory.max": 4 * GIB, "memory.current": GIB, "memory.stat": "anon 1"}
+    _write(tmp_path, {"proc/self/cgroup": "0::/", **{f"sys/fs/cgroup/{name}": text for name, text in files.items()}})
+    assert targets.free_container_bytes(tmp_path) == [3 * GIB]
+
+
+def test_no_container_sets_no_limit(tmp_path):
+    assert targets.free_container_bytes(tmp_path) == []
+
+
+def test_this_machine_has_some_memory_and_a_name():
+    assert 0 < targets.free_host_bytes() < 2**50
+    assert targets.cpu_name().endswith("cores")
+
+
+def test_jax_platforms_chooses_the_target(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    assert targets.host_target().name == "gpu"
+    monkeypatch.setenv("JAX_PLATFORMS", "abacus")
+    with pytest.raises(PegprofError, match="abacus"):
+        targets.host_target()
+
+
+def test_without_jax_platforms_a_machine_without_devices_is_a_cpu(monkeypatch):
+    monkeypatch.delenv("JAX_PLATFORMS")
+    monkeypatch.setattr(targets, "ACCELERATORS", ())
+    assert targets.host_target().environment["JAX_PLATFORMS"] == "cpu"

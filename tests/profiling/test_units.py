@@ -1,0 +1,38 @@
+"""Numbers as people write them."""
+
+import pytest
+
+from pegprof.errors import PegprofError
+from pegprof.profiling import arguments, units
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(None, "–"), (0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (2**20 - 1, "1.0 MiB"), (61.3 * 2**30, "61.3 GiB")],
+)
+def test_bytes_are_shown_in_binary_units(count, text):
+    assert units.format_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("time_s", "text"), [(None, "–"), (0.0, "0.0 ns"), (3.2e-5, "32.0 µs"), (0.99996, "1.0 s"), (300, "300 s")]
+)
+def test_seconds_are_shown_in_the_unit_that_fits(time_s, text):
+    assert units.format_seconds(time_s) == text
+
+
+@pytest.mark.parametrize("text", ["20GB", "lots", "-1GiB", ""])
+def test_an_amount_of_memory_that_is_none_is_refused(text):
+    with pytest.raises(PegprofError, match="not an amount of memory"):
+        units.parse_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["0", "-4", "8,8", "many", "8;16", ""])
+def test_a_batch_that_is_none_is_refused(text):
+    with pytest.raises(PegprofError):
+        arguments.parse_batches(text)
+
+
+def test_an_option_without_a_value_is_refused():
+    with pytest.raises(PegprofError, match="--set width has no value"):
+        arguments.parse_options(["width"])

@@ -1,0 +1,224 @@
+"""Finding a Problem by name, and what a user is told when there is none."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import jax
+import pytest
+
+from pegprof.errors import ExitCode, PegprofError
+from pegprof.problem import Problem, load_problem, zoo_names
+
+MODEL = """
+    import jax.numpy as jnp
+    from pegprof import Problem
+
+    linear = Problem(
+        name="linear",
+        init=lambda key: jnp.zeros(3),
+        loss=lambda w, x: jnp.mean(x @ w),
+        batch=lambda key, B: jnp.ones((B, 3)),
+    )
+
+    def sized(width: int = 3, scale=1.0, bias=False, kind="plain", depth: int | None = None):
+        return Problem(name=f"sized-{width}", init=linear.init, loss=linear.loss, batch=linear.batch)
+
+    def needs(width: int):
+        return sized(width)
+
+    def wrong():
+        return 3
+
+    def fails():
+        return jnp.zeros(3) @ jnp.zeros(4)
+
+    number = 3
+"""
+
+
+@pytest.fixture
+def model_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    file = tmp_path / "my_model.py"
+    file.write_text(textwrap.dedent(MODEL))
+    return file
+
+
+def line_of(file, text: str) -> int:
+    return next(n for n, line in enumerate(file.read_text().splitlines(), 1) if text in line)
+
+
+def run_python(code: str, **environment: str) -> None:
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, **environment})
+
+
+# What is found.
+
+
+def test_zoo_names_come_without_jax():
+    run_python("import sys; from pegprof.problem import zoo_names; assert zoo_names(); assert 'jax' not in sys.modules")
+
+
+def test_every_zoo_name_loads_under_its_own_name():
+    assert [load_problem(name).name for name in zoo_names()] == zoo_names()
+
+
+def test_no_two_zoo_models_share_a_name():
+    assert len(set(zoo_names())) == len(zoo_names())
+
+
+def test_the_abstract_values_of_a_large_model_need_no_device():
+    code = """
+        from pegprof.problem import load_problem
+        problem = load_problem("transformer-151m")
+        assert problem.abstract_params()["embed"]["embedding"].shape == (32100, 1024)
+        assert problem.abstract_batch(64).shape == (64, 513)
+    """
+    run_python(textwrap.dedent(code), JAX_PLATFORMS="no_such_platform")
+
+
+def test_abstract_values_are_those_of_the_real_ones():
+    problem = load_problem("mlp", {"width": 8})
+    abstract = problem.abstract_params(), problem.abstract_batch(2)
+    real = problem.init(jax.random.key(0)), problem.batch(jax.random.key(0), 2)
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), real) == jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype), abstract
+    )
+
+
+def test_a_problem_is_loaded_from_a_file(model_file):
+    problem = load_problem(f"{model_file}:linear")
+    assert problem.name == "linear"
+    assert problem.keep_batch_dim
+    assert problem.abstract_batch(4).shape == (4, 3)
+
+
+def test_a_file_imports_its_neighbours(model_file):
+    (model_file.parent / "neighbour_of_mine.py").write_text("from my_model import linear as found\n")
+    second = model_file.parent / "second.py"
+    second.write_text("from neighbour_of_mine import found\n")
+    assert load_problem(f"{second}:found").name == "linear"
+
+
+def test_a_problem_is_loaded_from_a_module_of_the_current_folder(model_file, monkeypatch):
+    package = model_file.parent / "package_of_mine"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    model_file.rename(package / "models.py")
+    monkeypatch.chdir(model_file.parent)
+    assert load_problem("package_of_mine.models:linear").name == "linear"
+
+
+def test_a_function_is_called_with_the_options(model_file):
+    given = {"width": "5", "scale": "2", "bias": "True", "kind": "3", "depth": "7"}
+    problem = load_problem(f"{model_file}:sized", given)
+    assert problem.name == "sized-5"
+    assert problem.options == {"width": 5, "scale": 2.0, "bias": True, "kind": "3", "depth": 7}
+    assert [type(value) for value in problem.options.values()] == [int, float, bool, str, int]
+
+
+def test_the_options_in_effect_include_the_defaults(model_file):
+    assert load_problem(f"{model_file}:sized").options["width"] == 3
+    assert load_problem("transformer-tiny", {"seq_len": "32"}).options["seq_len"] == 32
+    assert load_problem("transformer-tiny").options["seq_len"] == 128
+
+
+def test_what_a_users_file_prints_goes_to_stderr(tmp_path, capsys):
+    file = tmp_path / "talks.py"
+    file.write_text("print('hello')\n" + textwrap.dedent(MODEL))
+    load_problem(f"{file}:linear")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "hello\n")
+
+
+# What is not.
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "message"),
+    [
+        ("transformer-tny", {}, "there is no model 'transformer-tny'\nhint: did you mean 'transformer-tiny'?"),
+        ("quux", {}, "there is no model 'quux'\nhint: known: cnn, mlp, "),
+        ("mlp", {"widht": "3"}, "mlp: unknown option 'widht'\nhint: did you mean 'width'?"),
+        ("mlp", {"colour": "3"}, "mlp: unknown option 'colour'\nhint: known: inputs, width, layers, classes, dtype"),
+        ("mlp", {"width": "wide"}, "mlp: option width=wide is not of type int\nhint: like 1024"),
+        ("mlp", {"width": 1.5}, "mlp: option width=1.5 is not of type int"),
+        ("mlp", {"dtype": "decimal"}, "mlp: option dtype cannot be 'decimal'\nhint: known: float32, "),
+        ("transformer-tiny", {"remat": "maybe"}, "option remat=maybe is not of type bool\nhint: true or false"),
+        (
+            "transformer-tiny",
+            {"heads": "5"},
+            "width 64 does not divide into 5 heads\nhint: set heads to a divisor of 64",
+        ),
+        ("my_model.py", {}, "'my_model.py' does not say which Problem of the file\nhint: write my_model.py:name"),
+        ("no_such_file.py:linear", {}, "there is no file 'no_such_file.py'"),
+        ("no_such.module:linear", {}, "there is no module 'no_such.module'\nhint: for a file, write path/file.py:name"),
+    ],
+)
+def test_a_wrong_spec_or_option_is_told_with_a_hint(spec, options, message):
+    assert_refused(spec, options, message)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("liner", {}, "my_model.py: there is no 'liner' here\nhint: did you mean 'linear'?"),
+        ("number", {}, "my_model.py: number is neither a Problem nor a function"),
+        ("linear", {"width": "3"}, "my_model.py: linear is a Problem: it takes no options"),
+        ("sized", {"widht": "3"}, "my_model.py:{def sized}: unknown option 'widht'\nhint: did you mean 'width'?"),
+        ("needs", {}, "my_model.py:{def needs}: needs needs a value for width\nhint: --set width=..."),
+        ("wrong", {}, "my_model.py:{def wrong}: wrong returned int, not a Problem"),
+        ("fails", {}, "my_model.py:{@ jnp.zeros(4)}: TypeError: "),
+    ],
+)
+def test_a_wrong_name_in_a_users_file_is_told_with_file_and_line(model_file, name, options, message):
+    if "{" in message:
+        before, rest = message.split("{")
+        text, after = rest.split("}")
+        message = f"{before}{line_of(model_file, text)}{after}"
+    assert_refused(f"{model_file}:{name}", options, message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import jax\nx = (\n", "broken.py:2: syntax error: '(' was never closed"),
+        ("import jax\n\nx = 1 / 0\n", "broken.py:3: ZeroDivisionError: division by zero"),
+        ("import no_such_package\n", "broken.py:1: ModuleNotFoundError: No module named 'no_such_package'"),
+        ("import sys\nsys.exit(3)\n", "broken.py:2: SystemExit: 3"),
+    ],
+)
+def test_a_broken_file_is_told_with_its_line(tmp_path, text, message):
+    file = tmp_path / "broken.py"
+    file.write_text(text)
+    assert_refused(f"{file}:linear", {}, message)
+
+
+def test_a_broken_module_is_told_with_its_line(tmp_path, monkeypatch):
+    (tmp_path / "broken_module.py").write_text("\n\nx = 1 / 0\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    assert_refused("broken_module:linear", {}, "broken_module.py:3: ZeroDivisionError")
+
+
+def test_float64_is_refused_where_jax_would_compute_in_float32():
+    problem = load_problem("mlp", {"dtype": "float64"})
+    with pytest.raises(PegprofError, match="JAX_ENABLE_X64=1"):
+        problem.abstract_params()
+
+
+def assert_refused(spec: str, options: dict, message: str) -> None:
+    with pytest.raises(PegprofError) as refusal:
+        load_problem(spec, options)
+    assert message in str(refusal.value)
+    assert refusal.value.exit_code == ExitCode.USAGE
+
+
+def test_a_problem_is_immutable_and_takes_keywords_only():
+    problem = load_problem("mlp")
+    with pytest.raises(AttributeError):
+        problem.name = "other"
+    with pytest.raises(TypeError):
+        Problem("name", problem.init, problem.loss, problem.batch)
