@@ -28,13 +28,15 @@ class Contraction:
     flops: float  # of one example
 
 
-def contraction_of(tail: Tail) -> Contraction:
-    """How a tail forms its gradients; several starts are joined by a plus."""
+def contraction_of(tail: Tail, made_by: JaxprEqn | None) -> Contraction:
+    """How a tail forms its gradients; several starts are joined by a plus. With no tail, what the body does last."""
+    if not tail.starts:
+        return Contraction(text=_describe_last_step(made_by), rank=None, flops=0.0)
     found = [_describe(eqn, tail) for eqn in tail.starts]
     ranks = [c.rank for c in found]
     return Contraction(
         text=" + ".join(dict.fromkeys(c.text for c in found)),
-        rank=None if None in ranks or not ranks else sum(r for r in ranks if r is not None),
+        rank=None if None in ranks else sum(r for r in ranks if r is not None),
         flops=sum(count_equation_flops(eqn) for eqn in tail.equations),
     )
 
@@ -43,9 +45,7 @@ def _describe(eqn: JaxprEqn, tail: Tail) -> Contraction:
     depends = {v for v, d in zip(tail.inputs, tail.depends, strict=True) if d}
     batched = [not isinstance(v, Literal) and v in depends for v in eqn.invars]
     describe = _DESCRIBE.get(eqn.primitive)
-    text, rank = describe(eqn, batched) if describe else (eqn.primitive.name, None)
-    if eqn.primitive is primitives.dot_general_p:
-        text = _follow_transpose(text, eqn, tail)
+    text, rank = describe(eqn, batched, tail) if describe else (eqn.primitive.name, None)
     return Contraction(text=text, rank=rank, flops=count_equation_flops(eqn))
 
 
@@ -55,41 +55,50 @@ def contracted_size(eqn: JaxprEqn) -> int:
     return math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
 
 
-def _describe_dot(eqn: JaxprEqn, batched: Sequence[bool]) -> tuple[str, int]:
+def _describe_dot(eqn: JaxprEqn, batched: Sequence[bool], tail: Tail) -> tuple[str, int]:
+    """The operands and the result, with letters given in the order of the parameter's own axes."""
     contracted, shared = eqn.params["dimension_numbers"]
-    operands = []
-    for side, (v, own) in enumerate(zip(eqn.invars, (_FIRST, _SECOND), strict=True)):
-        names = {axis: _pick(_CONTRACTED, i) for i, axis in enumerate(contracted[side])}
-        names |= {axis: _pick(_SHARED, i) for i, axis in enumerate(shared[side])}
-        free = [axis for axis in range(len(v.aval.shape)) if axis not in names]
-        names |= {axis: _pick(own, i) for i, axis in enumerate(free)}
-        long = [axis for axis in range(len(v.aval.shape)) if v.aval.shape[axis] != 1]
-        operands.append(
-            (
-                "b" * batched[side] + "".join(names[axis] for axis in long),
-                "".join(names[axis] for axis in shared[0] if side == 0 and axis in long),
-                "".join(names[axis] for axis in free if axis in long),
-            )
-        )
-    (lhs, common, first), (rhs, _, second) = operands
-    return f"{lhs},{rhs}->{common}{first}{second}", contracted_size(eqn)
+    free = [
+        [(side, axis) for axis in range(len(v.aval.shape)) if axis not in (*contracted[side], *shared[side])]
+        for side, v in enumerate(eqn.invars)
+    ]
+    result = [*((0, axis) for axis in shared[0]), *free[0], *free[1]]
+    result = [result[axis] for axis in _order_in_parameter(eqn, tail)]
+    first = next((side for side, axis in result if axis not in shared[0] or side == 1), 0)
+    letters: dict[tuple[int, int], str] = {}
+
+    def give(axes: Sequence[tuple[int, int]], alphabet: str) -> None:
+        long = [(side, axis) for side, axis in axes if eqn.invars[side].aval.shape[axis] != 1]
+        letters.update((axis, _pick(alphabet, i)) for i, axis in enumerate(long))
+
+    give([axis for axis in result if axis in free[first]], _FIRST)
+    give([axis for axis in result if axis in free[1 - first]], _SECOND)
+    for side in (0, 1):
+        give([(side, axis) for axis in contracted[side]], _CONTRACTED)
+        give([(side, axis) for axis in shared[side]], _SHARED)
+
+    def operand(side: int) -> str:
+        axes = range(len(eqn.invars[side].aval.shape))
+        return "b" * batched[side] + "".join(letters.get((side, axis), "") for axis in axes)
+
+    text = f"{operand(first)},{operand(1 - first)}->{''.join(letters.get(axis, '') for axis in result)}"
+    return text, contracted_size(eqn)
 
 
 def _pick(letters: str, i: int) -> str:
     return letters[i] if i < len(letters) else string.ascii_uppercase[i]
 
 
-def _follow_transpose(text: str, eqn: JaxprEqn, tail: Tail) -> str:
-    """The string in the parameter's own order, where a transpose follows the contraction at once."""
+def _order_in_parameter(eqn: JaxprEqn, tail: Tail) -> Sequence[int]:
+    """The axes of a product in the order of the parameter, where a transpose follows it at once."""
     (out,) = eqn.outvars
     users = [e for e in tail.equations if any(v is out for v in e.invars)]
-    operands, _, letters = text.partition("->")
-    if len(users) != 1 or users[0].primitive is not primitives.transpose_p or len(letters) != len(out.aval.shape):
-        return text
-    return f"{operands}->{''.join(letters[axis] for axis in users[0].params['permutation'])}"
+    if len(users) == 1 and users[0].primitive is primitives.transpose_p:
+        return users[0].params["permutation"]
+    return range(len(out.aval.shape))
 
 
-def _describe_conv(eqn: JaxprEqn, batched: Sequence[bool]) -> tuple[str, int]:
+def _describe_conv(eqn: JaxprEqn, batched: Sequence[bool], tail: Tail) -> tuple[str, int]:
     numbers = eqn.params["dimension_numbers"]
     taps = "×".join(str(eqn.outvars[0].aval.shape[axis]) for axis in numbers.out_spec[2:])
     positions = math.prod(eqn.invars[1].aval.shape[axis] for axis in numbers.rhs_spec[2:])
@@ -97,16 +106,28 @@ def _describe_conv(eqn: JaxprEqn, batched: Sequence[bool]) -> tuple[str, int]:
     return f"{lhs}ti,{rhs}to->kio, k = {taps} taps", positions
 
 
-def _describe_scatter(eqn: JaxprEqn, batched: Sequence[bool]) -> tuple[str, int]:
+def _describe_scatter(eqn: JaxprEqn, batched: Sequence[bool], tail: Tail) -> tuple[str, int]:
     _, indices, updates = eqn.invars
     positions = math.prod(indices.aval.shape[:-1])
     return f"scatter-add {'b' * batched[2]}{'to' if len(updates.aval.shape) > 1 else 't'}->io", positions
+
+
+def _describe_last_step(eqn: JaxprEqn | None) -> str:
+    if eqn is None:
+        return "the batch itself"
+    if eqn.primitive is not primitives.reduce_sum_p:
+        return eqn.primitive.name
+    shape, summed = eqn.invars[0].aval.shape, eqn.params["axes"]
+    kept = [axis for axis in range(len(shape)) if axis not in summed and shape[axis] != 1]
+    letters = {axis: _pick(_CONTRACTED, i) for i, axis in enumerate(a for a in summed if shape[a] != 1)}
+    letters |= {axis: _pick(_SECOND, i) for i, axis in enumerate(kept)}
+    return f"b{''.join(letters[axis] for axis in sorted(letters))}->{''.join(letters[axis] for axis in kept)}"
 
 
 _DESCRIBE = {
     primitives.dot_general_p: _describe_dot,
     primitives.conv_general_dilated_p: _describe_conv,
     primitives.scatter_add_p: _describe_scatter,
-    primitives.jit_p: lambda eqn, _: ("sum over a loop", None),
+    primitives.jit_p: lambda eqn, batched, tail: ("sum over a loop", None),
 }
 

@@ -15,6 +15,7 @@ What it computes stays the same. Three cases, all in the backward pass:
 
 import collections
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
@@ -66,12 +67,13 @@ def hoist(
     dependent = example_dependent(jaxpr, depends)
     blocked = blocked_variables(jaxpr, {*gradients, *parts}, dependent)
     whole = {moved.source for moved in moved_from(jaxpr, gradients)}
+    zeros = {v for eqn in jaxpr.eqns if _is_zeros(eqn) for v in eqn.outvars}
 
     def rule(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
         free = [v not in blocked for v in eqn.outvars]
         if eqn.primitive is primitives.scan_p and any(free):
-            loop = Loop.of(eqn, dependent)
-            return _hoist_scan(loop, values, free, [v in whole for v in eqn.outvars])
+            from_zero = [not isinstance(v, Literal) and v in zeros for v in eqn.invars]
+            return _hoist_scan(Loop.of(eqn, dependent), values, from_zero, free, [v in whole for v in eqn.outvars])
         if eqn.primitive is primitives.cond_p and any(free) and not all(free) and _grows(eqn, free, dependent):
             return _split_cond(eqn, values, free)
         return bind(eqn, values)
@@ -84,10 +86,26 @@ def hoist(
     return prune(trace(run, closed.in_avals))
 
 
-def _hoist_scan(loop: Loop, values: Sequence[Any], free: Sequence[bool], whole: Sequence[bool]) -> list[Any]:
-    """A scan without the contractions that form gradients it must not reduce, and these contractions after it."""
+def _is_zeros(eqn: JaxprEqn) -> bool:
+    filled = eqn.primitive is primitives.broadcast_in_dim_p and isinstance(eqn.invars[0], Literal)
+    return filled and bool(eqn.invars[0].val == 0)
+
+
+def _hoist_scan(
+    loop: Loop, values: Sequence[Any], from_zero: Sequence[bool], free: Sequence[bool], whole: Sequence[bool]
+) -> list[Any]:
+    """A scan without the contractions that form gradients it must not reduce, and these contractions after it.
+
+    Args:
+      loop: the scan.
+      values: its inputs.
+      from_zero: of each input, whether it is known to be zeros.
+      free: of each output, whether only gradients come of it.
+      whole: of each output, whether it is a gradient but for the order of its entries.
+    """
     body = _open_body(loop, free, whole)
     consts, init, xs = loop.split_inputs(values)
+    _, init_from_zero, _ = loop.split_inputs(from_zero)
     inside = [eqn for eqn in body.closed.jaxpr.eqns if id(eqn) not in body.moved_equations]
     stays = {k: [v for v in terms if not body.is_moved(v)] for k, terms in body.summands.items()}
     stays = {k: terms for k, terms in stays.items() if terms}
@@ -118,9 +136,12 @@ def _hoist_scan(loop: Loop, values: Sequence[Any], free: Sequence[bool], whole: 
         if body.forms_any(tail, body.stacked):
             mapped.write(tail.outputs, _map_over_loop(tail, env, varying, length))
     mapped.write(stacks, ys)
-    carry = {**kept, **{k: sums.get(k, init[k]) for k in body.summands}}
+    carry = dict(kept)
     for k, terms in body.summands.items():
-        carry[k] = sum(summed.read(v for v in terms if body.is_moved(v)), start=carry[k])
+        added = summed.read(v for v in terms if body.is_moved(v))
+        if k in sums or not init_from_zero[k]:
+            added = [sums.get(k, init[k]), *added]
+        carry[k] = functools.reduce(jnp.add, added)
     return [*(carry[k] for k in range(loop.num_carry)), *mapped.read(body.stacked)]
 
 

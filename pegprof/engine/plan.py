@@ -211,7 +211,7 @@ def _plan_site(trace: Trace, site: Site, quantities: Sequence[Quantity], B: int)
     """The rows of the parameters whose gradients are formed at a site: they share a strategy."""
     tail = site.tail
     strategy = next(s for s in STRATEGIES.values() if s.fits(tail, quantities))
-    made = contraction_of(tail)
+    made = contraction_of(tail, site.made_by)
     gradient_bytes = sum(size(v) * max(4, v.aval.dtype.itemsize) for v in tail.outputs)
     chunk = max(1, min(B, CHUNK_BYTES // max(1, gradient_bytes)))
     line = source_line(site.made_by) if site.made_by else ""

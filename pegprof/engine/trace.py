@@ -202,7 +202,7 @@ def _split_aux(result: Any, loss: Loss, roles: Roles) -> tuple[Any, Any]:
     if dtype is None or jnp.shape(value) != () or not jnp.issubdtype(dtype, jnp.floating):
         found = f"an array of shape {jnp.shape(value)} and dtype {dtype}" if is_array else f"a {type(value).__name__}"
         raise PegprofError(
-            f"the loss returned {found} for one example; it must return one real number",
+            f"the loss returned {found} for one example; it must return a real scalar",
             where=_home_of(loss),
             hint="average over tokens and examples; to return more beside it, return (value, aux) with has_aux=True",
         )
@@ -215,17 +215,28 @@ def _home_of(fun: Loss) -> str:
 
 
 def _explain_failure(error: Exception, loss: Loss, args: Sequence[Any], roles: Roles) -> None:
-    """Raise a better error where a loss takes the whole batch but not one example of it."""
+    """Raise a better error where a loss fails on one example but takes the other form of it, or the whole batch."""
+    other = dataclasses.replace(roles, keep_batch_dim=not roles.keep_batch_dim)
+    forms = {True: "a batch of one", False: "a bare example"}
+    if _takes(loss, [_example_of(arg, i, other) for i, arg in enumerate(args)]):
+        hint = f"it takes {forms[other.keep_batch_dim]}: say keep_batch_dim={other.keep_batch_dim}"
+    elif _takes(loss, args):
+        hint = f"it takes the whole batch; write it for any number of examples, or for {forms[False]} with keep_batch_dim=False"
+    else:
+        return  # it fails on everything: the user's own error says more
+    raise PegprofError(
+        f"the loss cannot take {forms[roles.keep_batch_dim]}: {type(error).__name__}: {str(error).splitlines()[0]}",
+        where=_line_of(error) or _home_of(loss),
+        hint=hint,
+    ) from error
+
+
+def _takes(loss: Loss, args: Sequence[Any]) -> bool:
     try:
         jax.eval_shape(loss, *args)
-    except Exception:
-        return  # it fails on the whole batch as well: the user's own error says more
-    one, other = ("a batch of one", "False") if roles.keep_batch_dim else ("a bare example", "True")
-    raise PegprofError(
-        f"the loss takes the whole batch but not {one}: {type(error).__name__}: {str(error).splitlines()[0]}",
-        where=_line_of(error) or _home_of(loss),
-        hint=f"if it was written for {'a bare example' if roles.keep_batch_dim else 'batches'}, say keep_batch_dim={other}",
-    ) from error
+    except Exception:  # whatever a loss says to arguments that it was not written for
+        return False
+    return True
 
 
 def _line_of(error: Exception) -> str:

@@ -1,5 +1,6 @@
 """What children do with a model without running it: describe it, compile it. Abstract values only."""
 
+import dataclasses
 import time
 import traceback
 from typing import Any
@@ -77,7 +78,7 @@ def compile_method(request: Request, reporter: Reporter) -> None:
     """One method at one batch size: XLA's bytes, the time it took to get them, flops."""
     problem, options = load(request), method_options(request)
     method = methods.METHODS[request["method"]]
-    reporter.update(note=method.note(problem, options))
+    reporter.update(**dataclasses.asdict(method.about(problem, options, request["batch"])))
     start_s = time.perf_counter()
     traced = jax.jit(method.make(problem, options)).trace(
         problem.abstract_params(), problem.abstract_batch(request["batch"])

@@ -10,6 +10,7 @@ import dataclasses
 import datetime
 import os
 import statistics
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ import pegprof
 from pegprof.errors import ExitCode, PegprofError
 from pegprof.profiling import targets
 from pegprof.profiling.process import ChildFailure, Talk, run_child
-from pegprof.profiling.result import Result, Row, Settings, Status
+from pegprof.profiling.result import MIN_RUNS, Result, Row, Settings, Status
 from pegprof.profiling.units import format_bytes, format_seconds
 from pegprof.profiling.verdict import Verdict, slope
 
@@ -48,6 +49,8 @@ class Compiled:
 
     failure: str | None = None
     note: str = ""
+    microbatch_size: int | None = None
+    materialised_parameters: int | None = None
     compile_s: float | None = None
     flops: int | None = None
     peak_bytes: int | None = None
@@ -140,7 +143,7 @@ class Session:
             return Compiled(**self._run("compile", batch=batch, method=method))
         except ChildFailure as failure:
             self._say_failure(method, failure)
-            return Compiled(failure=failure.reason, note=failure.answer.get("note", ""))
+            return Compiled(**{**failure.answer, "failure": failure.reason})
         except PegprofError as error:
             return Compiled(failure=error.what)
 
@@ -175,8 +178,9 @@ class Session:
     def _time(self, batch: int) -> None:
         """Times all methods in one child; if one of them takes the child down, the others start again without it."""
         methods = [method for method in self.settings.methods if not self.compiled[batch, method].failure]
-        timing_limit_s = self.settings.time_limit_s / len(self.settings.batches)
+        deadline_s = time.monotonic() + self.settings.time_limit_s / len(self.settings.batches)
         while methods:
+            timing_limit_s = max(deadline_s - time.monotonic(), 0.0)
             try:
                 answer = self._run(
                     "time",
@@ -235,7 +239,7 @@ class Session:
             dtype=self.facts.dtype,
             stats=",".join(self.settings.stats),
             method=method,
-            microbatch_size=self.settings.microbatch_size if method == "microbatch" else None,
+            microbatch_size=compiled.microbatch_size,
             target=self.target.name,
             device=targets.cpu_name() if self.target.name == "cpu" else self.facts.device,
             evidence="measured" if timed.samples_s else "compiled",
@@ -259,6 +263,7 @@ class Session:
             parameter_bytes=self.facts.parameter_bytes,
             activations_dominate=verdict.activations_dominate if verdict else None,
             max_rel_error=timed.max_rel_error,
+            materialised_parameters=compiled.materialised_parameters,
             seed=self.settings.seed,
             pegprof=pegprof.__version__,
             jax=self.facts.jax,
@@ -274,6 +279,8 @@ class Session:
             remarks.append(timed.left_out)
         elif timed.batch not in (None, batch):
             remarks.append(f"timed at batch {timed.batch}")
+        if 0 < len(timed.samples_s) < (self.settings.runs or MIN_RUNS):
+            remarks.append(f"{len(timed.samples_s)} runs within the time limit")
         if failure := compiled.failure or timed.failure:
             return "failed", _join(failure, *remarks)
         need, capacity = compiled.peak_bytes, self.capacity_bytes

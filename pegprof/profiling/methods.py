@@ -33,12 +33,21 @@ class Options:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class About:
+    """What a reader must know of a method's program to judge its numbers."""
+
+    note: str = ""
+    microbatch_size: int | None = None
+    materialised_parameters: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Method:
-    """One entry of the table; ``note`` is what a reader must know to judge the numbers."""
+    """One entry of the table. ``about`` takes the batch size too."""
 
     name: str
     make: Callable[[Problem, Options], StatsFn]
-    note: Callable[[Problem, Options], str] = lambda problem, options: ""
+    about: Callable[[Problem, Options, int], About] = lambda problem, options, B: About()
     microbatches: bool = False
 
 
@@ -89,21 +98,38 @@ def _make_surgery(problem: Problem, options: Options) -> StatsFn:
     )
 
 
-def _note_vmap(problem: Problem, options: Options) -> str:
-    return "over batches of one" if problem.keep_batch_dim else "over bare examples"
+def _about_vmap(problem: Problem, options: Options, B: int) -> About:
+    return About(note="over batches of one" if problem.keep_batch_dim else "over bare examples")
 
 
-def _note_microbatch(problem: Problem, options: Options) -> str:
-    return f"{options.microbatch_size} at a time, {_note_vmap(problem, options)}"
+def _about_microbatch(problem: Problem, options: Options, B: int) -> About:
+    size, examples = options.microbatch_size, _about_vmap(problem, options, B).note
+    return About(note=f"{size} at a time, {examples}", microbatch_size=size)
+
+
+def _about_surgery(problem: Problem, options: Options, B: int) -> About:
+    plan = pegprof.make_plan(
+        problem.loss,
+        problem.abstract_params(),
+        problem.abstract_batch(B),
+        stats=options.stats,
+        keep_batch_dim=problem.keep_batch_dim,
+        backend=options.backend,
+    )
+    return About(
+        note=f"one at a time: {plan.one_at_a_time}" if plan.one_at_a_time else "",
+        microbatch_size=plan.microbatch_size,
+        materialised_parameters=len(plan.materialised),
+    )
 
 
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         Method(name="grad", make=_make_grad),
-        Method(name="vmap", make=_make_vmap, note=_note_vmap),
-        Method(name="microbatch", make=_make_microbatch, note=_note_microbatch, microbatches=True),
-        Method(name="surgery", make=_make_surgery),
+        Method(name="vmap", make=_make_vmap, about=_about_vmap),
+        Method(name="microbatch", make=_make_microbatch, about=_about_microbatch, microbatches=True),
+        Method(name="surgery", make=_make_surgery, about=_about_surgery),
     )
 }
 

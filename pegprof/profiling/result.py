@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 METHODS = ("grad", "vmap", "microbatch", "surgery")
 STATS = ("mean", "second_moment")
+MIN_RUNS = 3
 
 Status = Literal["ok", "refused", "failed", "skipped"]
 Evidence = Literal["measured", "compiled"]

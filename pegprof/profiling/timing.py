@@ -16,9 +16,9 @@ import jax
 
 from pegprof.profiling import agreement, jobs, methods
 from pegprof.profiling.child import Reporter, describe_exception
+from pegprof.profiling.result import MIN_RUNS
 from pegprof.profiling.units import format_bytes, format_seconds
 
-MIN_RUNS = 3
 MAX_RUNS = 50
 ENOUGH_S = 20.0  # of rounds, when the number of runs was not asked for
 
@@ -67,7 +67,7 @@ class Timing:
             warmup -= 1
         else:
             programs = self._compile_all(batch)
-        self._report(time_batch=batch, running=None)
+        self._report(time_batch=batch)
         round_s = sum(first_s[method] for method in self.racing) * batch / small
         self._run_rounds(programs, batch, warmup, round_s)
 
@@ -176,7 +176,8 @@ class Timing:
         self._report(progress=f"timing at batch {batch}: about {format_seconds(round_s * rounds)}")
         for _ in range(warmup):
             if round_s < self._remaining_s():
-                self._run_round(programs)
+                self._warm_up(programs)
+        self._report(running=None)
         samples_s: dict[str, list[float]] = {method: [] for method in self.racing}
         start_s, done = time.monotonic(), 0
         while self.racing and not self._enough(done, time.monotonic() - start_s) and round_s < self._remaining_s():
@@ -188,6 +189,15 @@ class Timing:
         if not done:
             for method in list(self.racing):
                 self._drop(method, self.left_out, f"not timed: a round takes {format_seconds(round_s)}")
+
+    def _warm_up(self, programs: dict[str, Program]) -> None:
+        """A round that may go wrong: the first at this batch."""
+        for method in list(self.racing):
+            self._report(running=method)
+            try:
+                programs[method].run()
+            except Exception as error:
+                self._drop(method, self.failures, describe_exception(error))
 
     def _enough(self, rounds: int, spent_s: float) -> bool:
         if runs := self.request["runs"]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from pegprof.problem import Problem
 
-print("a user's file may print when it is imported")
+print("a user's file may print when it is imported")  # noqa: T201
 
 
 def _problem(name, loss):
@@ -31,7 +31,7 @@ def fine():
 
 def prints_at_every_trace():
     def loss(params, x_BxI):
-        print("tracing", x_BxI.shape)
+        print("tracing", x_BxI.shape)  # noqa: T201
         return _mean_loss(params, x_BxI)
 
     return _problem("prints", loss)

@@ -80,9 +80,9 @@ def test_a_batch_too_small_for_a_statistic_is_refused():
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
-def test_no_child_is_left_when_the_command_is_ended_by(how, tmp_path):
+def test_no_child_is_left_when_the_command_is_ended_by(how):
     command = [sys.executable, "-m", "pegprof", "run", f"{MODELS}:fine", "--no-csv"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as parent:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as parent:
         children = _wait_for(lambda: psutil.Process(parent.pid).children(recursive=True))
         os.kill(parent.pid, how)
         parent.wait(timeout=30)

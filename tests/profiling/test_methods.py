@@ -83,8 +83,14 @@ def test_statistics_of_bfloat16_gradients_are_float32():
 
 def test_the_note_says_what_an_example_was():
     options = _options((STATISTICS["mean"],))
-    assert methods.METHODS["vmap"].note(_problem(True), options) == "over batches of one"
-    assert methods.METHODS["microbatch"].note(_problem(False), options) == "1 at a time, over bare examples"
+    assert methods.METHODS["vmap"].about(_problem(True), options, B).note == "over batches of one"
+    about = methods.METHODS["microbatch"].about(_problem(False), options, B)
+    assert (about.note, about.microbatch_size) == ("1 at a time, over bare examples", 1)
+
+
+def test_surgery_says_how_many_parameters_it_materialises():
+    options = _options((STATISTICS["mean"], STATISTICS["second_moment"]))
+    assert methods.METHODS["surgery"].about(_problem(True), options, B).materialised_parameters == 0
 
 
 def test_an_unknown_method_is_refused_with_the_nearest_name():

@@ -1,0 +1,97 @@
+"""The README says what is there, its examples run, and so do those of the docstrings."""
+
+import dataclasses
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import jax
+import pytest
+
+import model_zoo
+import pegprof
+from pegprof.cli import app
+from pegprof.engine.statistics import STATISTICS
+from pegprof.errors import ExitCode
+from pegprof.problem import load_problem, zoo_names
+from pegprof.profiling.result import METHODS, Row
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+MODULES = [
+    module.name
+    for package in (pegprof, model_zoo)
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    if not module.name.endswith("__main__")
+]
+
+
+def first_cells(section: str) -> list[str]:
+    """The first column of the table under a heading, without its back-ticks."""
+    text = re.search(rf"^#+ {section}\n(.*?)(?=^#+ |\Z)", README, re.MULTILINE | re.DOTALL).group(1)
+    cells = re.findall(r"^\| *([^|]+?) *\|", text, re.MULTILINE)
+    return [cell.strip("`") for cell in cells[2:]]  # below the head and its rule
+
+
+def code_below(marker: str) -> str:
+    return re.search(rf"<!-- {marker} -->\n```\w+\n(.*?)\n```", README, re.DOTALL).group(1)
+
+
+def test_the_python_examples_of_the_readme_run():
+    namespace = {}
+    for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
+        exec(block, namespace)
+    assert namespace["stats"]["second_moment"]["w"].shape == (3, 1)
+    assert namespace["linear"](width=8).abstract_batch(4)["x"].shape == (4, 8)
+
+
+@pytest.mark.parametrize(
+    ("marker", "end"),
+    [("command:run", "pegprof run transformer-151m --batch 64"), ("command:test", "python -m pytest -n 2")],
+)
+def test_each_command_of_the_readme_is_one_line_that_does_all_set_up(marker, end):
+    command = code_below(marker)
+    assert command.startswith("python3 -m venv .venv && .venv/bin/pip install")
+    assert command.endswith(end)
+    assert "\n" not in command
+
+
+def test_the_readme_shows_a_run():
+    assert re.search(r"<!-- run:begin -->\n.+\n<!-- run:end -->", README, re.DOTALL)
+
+
+def test_the_readme_lists_every_model_with_its_parameters():
+    assert sorted(first_cells("Models")) == sorted(zoo_names())
+    for name in zoo_names():
+        leaves = jax.tree.leaves(load_problem(name).abstract_params())
+        assert re.search(rf"^\| `{name}` .*\| {sum(leaf.size for leaf in leaves):,} \|$", README, re.MULTILINE)
+
+
+def test_the_readme_lists_every_statistic():
+    assert sorted(first_cells("Statistics")) == sorted(STATISTICS)
+
+
+def test_the_readme_lists_every_method():
+    assert first_cells("Measuring") == list(METHODS)
+
+
+def test_the_readme_lists_every_exit_code():
+    assert first_cells("Exit codes") == [str(code.value) for code in ExitCode]
+
+
+def test_the_readme_lists_the_columns_of_the_csv_in_their_order():
+    columns = re.split(r",\s+", code_below("columns"))
+    assert columns == [field.name for field in dataclasses.fields(Row)]
+
+
+def test_the_readme_mentions_every_command():
+    names = [command.name or command.callback.__name__ for command in app.registered_commands]
+    assert names
+    assert [name for name in names if f"`pegprof {name}" not in README] == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_in_docstrings_run(name):
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
