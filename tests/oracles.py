@@ -17,6 +17,19 @@ from pegprof.engine.statistics import Statistic, resolve
 RESOLVED = 1e-6
 
 
+# XLA spends nearly all of a test's time on making code fast that runs once; without that a test takes a fifth of it.
+QUICK = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_use_fusion_emitters": False,
+}
+
+
+def quick_jit(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """``jax.jit``, compiled in a hurry: the same program, slower code."""
+    return jax.jit(fun, compiler_options=QUICK)
+
+
 class Truth(dict[str, Any]):
     """``{name: pytree}`` of the statistics, and what they were computed from."""
 
@@ -46,7 +59,7 @@ def loop_stats(
     batch_argnums = (batch_argnums,) if isinstance(batch_argnums, int) else batch_argnums
     one_gradient = jax.value_and_grad(loss, argnums=argnums, has_aux=has_aux)
     if jit:
-        one_gradient = jax.jit(one_gradient)
+        one_gradient = quick_jit(one_gradient)
     B = batch_size(args, batch_argnums)
     keys = None if prng_argnum is None else jax.random.split(args[prng_argnum], B)
 

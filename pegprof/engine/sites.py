@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from pegprof.engine.jaxpr import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, primitives
-from pegprof.engine.tails import Loop, Moved, Tail, example_dependent, find_tails, grows, moved_from
+from pegprof.engine.tails import Loop, Moved, Tail, example_dependent, find_tails, grows, moved_from, only_moves_entries
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ def cut_program(closed: ClosedJaxpr, names: Mapping[int, str], depends: Sequence
         parameters = tuple(
             tuple(names[i] for i, origin in origins.items() if origin and origin.source is v) for v in tail.outputs
         )
-        first = tail.starts[0] if tail.starts else made_by.get(tail.outputs[0])
+        first = tail.starts[0] if tail.starts else _last_real_step(tail.outputs[0], made_by)
         return Site(tail=tail, parameters=parameters, made_by=first, repeats=repeats)
 
     tails = find_tails(jaxpr, [i for i in origins if i not in in_loops and origins[i]], depends)
@@ -102,6 +102,14 @@ def cut_program(closed: ClosedJaxpr, names: Mapping[int, str], depends: Sequence
 
 def _stacked(eqn: JaxprEqn) -> list[Var]:
     return eqn.outvars[eqn.params["num_carry"] :]
+
+
+def _last_real_step(v: Var, made_by: Mapping[Var, JaxprEqn]) -> JaxprEqn | None:
+    """The equation that makes a value, but for the order of its entries."""
+    eqn = made_by.get(v)
+    while eqn is not None and only_moves_entries(eqn) and isinstance(eqn.invars[0], Var) and eqn.invars[0] in made_by:
+        eqn = made_by[eqn.invars[0]]
+    return eqn
 
 
 def _no_tail(v: Var, made_by: JaxprEqn | None, dependent: set[Var]) -> Tail:

@@ -14,7 +14,7 @@ from tests.engine.cases import (
     tolerance,
     truth,
 )
-from tests.oracles import assert_stats_agree, loop_stats
+from tests.oracles import assert_stats_agree, loop_stats, quick_jit
 from tests.programs import PROGRAMS
 
 NAMES = list(PROGRAMS)
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 def _run(name: str, B: int, **options):
     loss, params, batch = case(name, B)
     fn = grad_stats(loss, defined_for(B), keep_batch_dim=PROGRAMS[name].keep_batch_dim, **options)
-    return jax.jit(fn)(params, batch)
+    return quick_jit(fn)(params, batch)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -141,7 +141,7 @@ def test_prng_argnum_splits_the_key_by_example(key):
     expected = loop_stats(_dropout, ALL_STATISTICS, params, batch, key, prng_argnum=2)
     assert_stats_agree(grad_stats(_dropout, ALL_STATISTICS, prng_argnum=2)(params, batch, key), expected)
     microbatched = grad_stats(_dropout, ALL_STATISTICS, prng_argnum=2, microbatch_size=2)
-    assert_stats_agree(jax.jit(microbatched)(params, batch, key), expected)
+    assert_stats_agree(quick_jit(microbatched)(params, batch, key), expected)
 
 
 def test_a_key_that_is_not_split_is_the_same_for_every_example():
@@ -162,7 +162,7 @@ def test_the_value_is_the_mean_loss_and_aux_has_the_examples_first(microbatch_si
     params, *batch = _regression_case()
     expected = loop_stats(_with_aux, ALL_STATISTICS, params, batch, has_aux=True)
     fn = value_and_grad_stats(_with_aux, ALL_STATISTICS, has_aux=True, microbatch_size=microbatch_size)
-    (value, aux), stats = jax.jit(fn)(params, batch)
+    (value, aux), stats = quick_jit(fn)(params, batch)
     np.testing.assert_allclose(value, expected.value, rtol=1e-12)
     np.testing.assert_allclose(value, _with_aux(params, batch)[0], rtol=1e-12)
     assert aux["prediction"].shape == (5, 1, 4)
@@ -198,7 +198,7 @@ def test_the_default_statistics_are_the_mean_and_the_second_moment():
 @pytest.mark.parametrize("stats", [("second_moment",), ("norm",), ("variance", "norm_by_param"), ("sign_mean",)])
 def test_a_few_statistics_alone_are_what_they_are_among_all(name, stats):
     loss, params, batch = case(name, 5)
-    assert_stats_agree(jax.jit(grad_stats(loss, stats))(params, batch), truth(name, 5, stats))
+    assert_stats_agree(quick_jit(grad_stats(loss, stats))(params, batch), truth(name, 5, stats))
 
 
 def test_numpy_arrays_are_as_good_as_jax_arrays():
@@ -213,7 +213,7 @@ def test_it_works_without_jit_as_under_jit():
 
 
 def test_it_runs_again_on_another_batch_size():
-    fn = jax.jit(grad_stats(case("tied_embedding", 5)[0], ALL_STATISTICS))
+    fn = quick_jit(grad_stats(case("tied_embedding", 5)[0], ALL_STATISTICS))
     for B in (5, 7):
         _, params, batch = case("tied_embedding", B)
         assert_stats_agree(fn(params, batch), truth("tied_embedding", B))
@@ -236,7 +236,7 @@ def test_inside_a_training_scan():
         scaled = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + 1e-3), stats["mean"], stats["second_moment"])
         return jax.tree.map(lambda p, u: p - 0.1 * u, params, scaled), stats["norm"]
 
-    trained, norms = jax.jit(lambda params, batches: jax.lax.scan(step, params, batches))(params, batches)
+    trained, norms = quick_jit(lambda params, batches: jax.lax.scan(step, params, batches))(params, batches)
 
     by_hand, expected_norms = params, []
     for i in range(3):
@@ -280,7 +280,7 @@ def test_under_jit_with_donated_arguments():
 def test_under_an_outer_vmap_over_the_parameters(name):
     loss, params, batch = case(name, 5)
     stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, 0.5 * leaf]), params)
-    actual = jax.jit(jax.vmap(grad_stats(loss, ALL_STATISTICS), in_axes=(0, None)))(stacked, batch)
+    actual = quick_jit(jax.vmap(grad_stats(loss, ALL_STATISTICS), in_axes=(0, None)))(stacked, batch)
     for i in range(2):
         these = jax.tree.map(lambda leaf, i=i: leaf[i], stacked)
         expected = loop_stats(loss, ALL_STATISTICS, these, batch)
@@ -307,7 +307,7 @@ def test_a_loss_may_close_over_a_tracer():
 
     for scale in (0.5, 2.0):
         expected = loop_stats(loss_of(scale), ALL_STATISTICS, params, batch)
-        assert_stats_agree(jax.jit(outer)(scale, params, batch), expected)
+        assert_stats_agree(quick_jit(outer)(scale, params, batch), expected)
         stacked = jax.vmap(outer, in_axes=(0, None, None))(jnp.array([scale, 1.0]), params, batch)
         assert_stats_agree(jax.tree.map(lambda leaf: leaf[0], stacked), expected)
 
@@ -324,7 +324,7 @@ def test_a_callback_that_cannot_be_batched_runs_one_example_at_a_time():
 def test_a_plan_made_on_shapes_gives_the_same_statistics():
     loss, params, batch = case("transformer_block", 5)
     plan = make_plan(loss, *jax.eval_shape(lambda *args: args, params, batch), stats=ALL_STATISTICS)
-    actual = jax.jit(grad_stats(loss, ALL_STATISTICS, plan=plan))(params, batch)
+    actual = quick_jit(grad_stats(loss, ALL_STATISTICS, plan=plan))(params, batch)
     assert_stats_agree(actual, truth("transformer_block", 5))
 
 
@@ -354,6 +354,6 @@ def test_the_variance_does_not_cancel_where_the_gradients_are_at_hand(microbatch
         x = 1 + 1e-3 * noise[..., :3]
         return jnp.mean(jnp.sum((x @ p["W"] + p["b"]) * weight, axis=(1, 2)))
 
-    actual = jax.jit(grad_stats(loss, "variance", microbatch_size=microbatch_size))(params, batch)
+    actual = quick_jit(grad_stats(loss, "variance", microbatch_size=microbatch_size))(params, batch)
     in_64_bits = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), (params, batch))
     assert_stats_agree(actual, loop_stats(loss, "variance", *in_64_bits), rtol=2e-3)

@@ -1,12 +1,11 @@
 """A hole in the table of strategies is not an error: what no strategy knows is materialised, and right."""
 
-import jax
 import pytest
 
 from pegprof import grad_stats
 from pegprof.engine import strategies
 from tests.engine.cases import case, tolerance, truth
-from tests.oracles import assert_stats_agree
+from tests.oracles import assert_stats_agree, quick_jit
 from tests.programs import PROGRAMS
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -27,7 +26,7 @@ def materialise_only(monkeypatch):
 def test_with_every_strategy_but_materialise_deleted_all_programs_stay_right(name):
     program = PROGRAMS[name]
     loss, params, batch = case(name, 5)
-    actual = jax.jit(grad_stats(loss, STATS, keep_batch_dim=program.keep_batch_dim))(params, batch)
+    actual = quick_jit(grad_stats(loss, STATS, keep_batch_dim=program.keep_batch_dim))(params, batch)
     assert_stats_agree(actual, truth(name, 5, STATS), tolerance(program))
 
 
@@ -36,4 +35,4 @@ def test_with_every_strategy_but_materialise_deleted_all_programs_stay_right(nam
 def test_with_one_strategy_deleted_the_others_stay_right(name, missing, monkeypatch):
     monkeypatch.delitem(strategies.STRATEGIES, missing)
     loss, params, batch = case(name, 5)
-    assert_stats_agree(jax.jit(grad_stats(loss, STATS))(params, batch), truth(name, 5, STATS))
+    assert_stats_agree(quick_jit(grad_stats(loss, STATS))(params, batch), truth(name, 5, STATS))

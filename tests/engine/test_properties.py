@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pegprof import grad_stats
+from tests.oracles import quick_jit
 from tests.programs import PROGRAMS
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -37,7 +38,7 @@ def _loss_and_stats(name):
     def scaled(params, batch, c):
         return c * loss(params, batch)
 
-    stats = jax.jit(grad_stats(scaled, STATS))
+    stats = quick_jit(grad_stats(scaled, STATS))
     return loss, lambda params, batch, c=1.0: stats(params, batch, jnp.asarray(c))
 
 

@@ -1,0 +1,133 @@
+"""The plan: one row for each parameter, as a person reads it, and as grad_stats follows it."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pegprof import PegprofError, grad_stats, make_plan
+from pegprof.engine.strategies import STRATEGIES
+from tests.engine.cases import case, truth
+from tests.oracles import assert_stats_agree
+from tests.programs import PROGRAMS
+
+
+def _model(params, batch):
+    tokens, labels = batch
+    h = params["embedding"][tokens]
+    h = jnp.tanh(jnp.einsum("btd,dhk->bthk", h, params["heads"]))
+    h = jnp.einsum("bthk,hkd->btd", h, params["out"]) + params["bias"]
+    logits = jnp.mean(h @ params["embedding"].T, axis=1)
+    return jnp.mean(jnp.square(logits[:, 0] - labels)) + params["unused"] * 0.5
+
+
+def _arguments(B=8):
+    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)  # noqa: E731
+    params = {
+        "embedding": f32(50, 12),
+        "heads": f32(12, 2, 6),
+        "out": f32(2, 6, 12),
+        "bias": f32(12),
+        "unused": f32(),
+    }
+    return params, (jax.ShapeDtypeStruct((B, 10), jnp.int32), f32(B))
+
+
+GOLDEN = """\
+plan for mean, second_moment of 8 examples on cpu, all at once
+parameter  shape   contraction                         T  strategy    flops    bytes  why
+bias       12      bto->o                              –  direct          0    384 B  the gradient is no larger than what it is made from
+embedding  50×12   bti,bto->io + scatter-add bto->io  20  loop      101.8 k  2.3 KiB  one product an example, every statistic from it
+heads      12×2×6  bti,btop->iop                      10  loop       23.0 k    576 B  one product an example, every statistic from it
+out        2×6×12  btij,bto->ijo                      10  loop       23.0 k    576 B  one product an example, every statistic from it
+unused     scalar  –                                   –  constant        0      0 B  no example has a part in this gradient
+"""  # noqa: E501
+
+
+def test_a_plan_prints_one_row_for_each_parameter():
+    assert str(make_plan(_model, *_arguments(), backend="cpu")) + "\n" == GOLDEN
+
+
+def test_the_cost_of_a_loop_is_one_product_an_example_and_one_gradient_held():
+    row = make_plan(_model, *_arguments(), backend="cpu").row("heads")
+    assert (row.strategy, row.rank) == ("loop", 10)
+    assert row.flops == 8 * 2 * 10 * 12 * 12
+    assert row.bytes == 4 * 12 * 12
+
+
+def test_an_outer_product_is_factored_with_one_product_for_each_moment():
+    arguments = jnp.ones((3, 4)), jnp.ones((8, 3))
+    loss = lambda w, x: jnp.mean(jnp.square(x @ w))  # noqa: E731
+    one, two = (make_plan(loss, *arguments, stats=stats).row("params") for stats in (("mean",), ("mean", "second_moment")))
+    assert one.strategy == two.strategy == "factored"
+    assert one.contraction == "bi,bo->io"
+    assert one.rank == 1
+    assert two.flops == 2 * one.flops == 2 * 8 * 2 * 3 * 4
+
+
+def test_the_plan_says_where_a_variance_has_to_be_a_difference():
+    loss, arguments = (lambda w, x: jnp.mean(jnp.square(x @ w))), (jnp.ones((3, 4)), jnp.ones((8, 3)))
+    assert "difference" in make_plan(loss, *arguments, stats="variance").row("params").why
+    assert "difference" not in make_plan(loss, *arguments).row("params").why
+    assert "difference" not in make_plan(_model, *_arguments(), stats="variance").row("heads").why
+
+
+def test_what_no_strategy_knows_is_named_with_its_equation_and_the_line_of_the_user(monkeypatch):
+    monkeypatch.delitem(STRATEGIES, "loop")
+    plan = make_plan(_model, *_arguments())
+    row = plan.row("out")
+    assert row.strategy == "materialise"
+    assert "dot_general" in row.why
+    assert "test_plan.py:" in row.source
+    assert row.source in row.why
+    assert set(plan.materialised) == {"embedding", "heads", "out"}
+
+
+def test_materialised_gradients_are_held_in_chunks_of_bounded_size(monkeypatch):
+    monkeypatch.delitem(STRATEGIES, "loop")
+    monkeypatch.setattr("pegprof.engine.plan.CHUNK_BYTES", 3 * 4 * 12 * 12)
+    row = make_plan(_model, *_arguments()).row("heads")
+    assert row.chunk == 3
+    assert row.bytes == 3 * 4 * 12 * 12
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("chunk", [1, 2, 3])
+def test_chunks_that_do_not_divide_the_batch_change_nothing(chunk):
+    loss, params, batch = case("tied_embedding", 5)
+    plan = make_plan(loss, params, batch, stats=("mean", "variance", "norm"))
+    rows = tuple(dataclasses.replace(row, strategy="materialise", chunk=chunk) for row in plan.rows)
+    given = dataclasses.replace(plan, rows=rows)
+    actual = jax.jit(grad_stats(loss, plan.stats, plan=given))(params, batch)
+    assert_stats_agree(actual, truth("tied_embedding", 5, plan.stats))
+
+
+def test_a_microbatch_size_shows_in_the_plan():
+    plan = make_plan(_model, *_arguments(), microbatch_size=3)
+    assert plan.microbatch_size == 3
+    assert "3 at a time" in str(plan)
+
+
+def test_a_program_that_cannot_be_batched_runs_one_at_a_time_and_the_plan_says_why():
+    (name,) = [p.name for p in PROGRAMS.values() if "no_vmap" in p.tags][:1]
+    loss, params, batch = case(name, 5)
+    plan = make_plan(loss, params, batch, keep_batch_dim=PROGRAMS[name].keep_batch_dim)
+    assert plan.microbatch_size == 1
+    assert "one at a time" in str(plan)
+    assert "callback" in plan.one_at_a_time
+
+
+def test_a_plan_for_other_parameters_is_refused():
+    plan = make_plan(lambda w, x: jnp.mean(x @ w), jnp.ones(3), jnp.ones((4, 3)))
+    with pytest.raises(PegprofError, match="no parameter W"):
+        grad_stats(lambda p, x: jnp.mean(x @ p["W"]), plan=plan)({"W": jnp.ones(3)}, jnp.ones((4, 3)))
+
+
+def test_a_plan_with_an_unknown_strategy_is_refused():
+    arguments = jnp.ones((3, 4)), jnp.ones((8, 3))
+    loss = lambda w, x: jnp.mean(jnp.square(x @ w))  # noqa: E731
+    plan = make_plan(loss, *arguments)
+    plan = dataclasses.replace(plan, rows=(dataclasses.replace(plan.rows[0], strategy="factord"),))
+    with pytest.raises(PegprofError, match="factored"):
+        grad_stats(loss, plan=plan)(*arguments)
