@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import jax
 import pytest
@@ -51,7 +52,8 @@ def line_of(file, text: str) -> int:
 
 
 def run_python(code: str, **environment: str) -> None:
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, **environment})
+    root = Path(__file__).parent.parent
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=root, env={**os.environ, **environment})
 
 
 # What is found.

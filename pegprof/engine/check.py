@@ -1,8 +1,8 @@
 """``check_examples``: do the examples of a batch leave each other alone?
 
-The mean of the per-example gradients is the mini-batch gradient exactly when they do. BatchNorm, a loss divided by a count
-over the whole batch, or noise drawn for the whole batch from one key break that; then per-example gradients still exist,
-but they are those of another loss. This compares the two on a small batch and says what it finds.
+The mean of the per-example gradients is the mini-batch gradient exactly when they do. BatchNorm, a loss divided by a
+count over the whole batch, or noise drawn for the whole batch from one key break that; then per-example gradients still
+exist, but they are those of another loss. This compares the two on a small batch and says what it finds.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pegprof.engine.inject import grad_stats
-from pegprof.engine.jaxpr import ClosedJaxpr, JaxprEqn, Literal, Var, flatten, source_line
+from pegprof.engine.jaxpr import ClosedJaxpr, JaxprEqn, Literal, Var, dtype_of, flatten, shape_of, source_line
 from pegprof.engine.jaxpr import primitives as p
 from pegprof.engine.tails import example_dependent, variables
 from pegprof.engine.trace import Loss, Roles, batch_size, parameter_names
@@ -78,8 +78,8 @@ def check_examples(
     """Compare the mean of the per-example gradients with the plain gradient, on the first few examples of a batch.
 
     Args:
-      loss: as for ``grad_stats``. With ``keep_batch_dim=False`` it sees one example at a time, so that its examples cannot
-        interact; a loss that also takes batches is compared on one.
+      loss: as for ``grad_stats``. With ``keep_batch_dim=False`` it sees one example at a time, so that its examples
+        cannot interact; a loss that also takes batches is compared on one.
       *args: its arguments; real arrays, at least two examples.
       argnums: and all further options: as for ``grad_stats``.
 
@@ -143,7 +143,7 @@ def _unvaried(args: Sequence[Any], roles: Roles) -> tuple[str, ...]:
 
 
 def _tolerance(program: ClosedJaxpr) -> float:
-    dtypes = {v.aval.dtype.name for eqn in program.jaxpr.eqns for v in eqn.outvars if hasattr(v.aval, "dtype")}
+    dtypes = {str(dtype_of(v)) for eqn in program.jaxpr.eqns for v in eqn.outvars}
     return max((t for name, t in _TOLERANCES.items() if name in dtypes), default=1e-3)
 
 
@@ -202,4 +202,4 @@ def _divides_by_a_count(eqn: JaxprEqn, of_batch: set[Var], of_params: set[Var]) 
     if eqn.primitive is not p.div_p:
         return False
     below = eqn.invars[1]
-    return not isinstance(below, Literal) and below.aval.shape == () and below in of_batch and below not in of_params
+    return not isinstance(below, Literal) and shape_of(below) == () and below in of_batch and below not in of_params

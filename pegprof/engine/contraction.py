@@ -10,7 +10,7 @@ import string
 from collections.abc import Sequence
 
 from pegprof.engine.flops import count_equation_flops
-from pegprof.engine.jaxpr import JaxprEqn, Literal, primitives
+from pegprof.engine.jaxpr import JaxprEqn, Literal, primitives, shape_of
 from pegprof.engine.tails import Tail
 
 _CONTRACTED, _SHARED, _FIRST, _SECOND = "tuvw", "ghkl", "ijmn", "opqr"
@@ -52,14 +52,14 @@ def _describe(eqn: JaxprEqn, tail: Tail) -> Contraction:
 def contracted_size(eqn: JaxprEqn) -> int:
     """The number of terms that a dot_general adds up."""
     (contracted, _), _ = eqn.params["dimension_numbers"]
-    return math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
+    return math.prod(shape_of(eqn.invars[0])[axis] for axis in contracted)
 
 
 def _describe_dot(eqn: JaxprEqn, batched: Sequence[bool], tail: Tail) -> tuple[str, int]:
     """The operands and the result, with letters given in the order of the parameter's own axes."""
     contracted, shared = eqn.params["dimension_numbers"]
     free = [
-        [(side, axis) for axis in range(len(v.aval.shape)) if axis not in (*contracted[side], *shared[side])]
+        [(side, axis) for axis in range(len(shape_of(v))) if axis not in (*contracted[side], *shared[side])]
         for side, v in enumerate(eqn.invars)
     ]
     result = [*((0, axis) for axis in shared[0]), *free[0], *free[1]]
@@ -68,7 +68,7 @@ def _describe_dot(eqn: JaxprEqn, batched: Sequence[bool], tail: Tail) -> tuple[s
     letters: dict[tuple[int, int], str] = {}
 
     def give(axes: Sequence[tuple[int, int]], alphabet: str) -> None:
-        long = [(side, axis) for side, axis in axes if eqn.invars[side].aval.shape[axis] != 1]
+        long = [(side, axis) for side, axis in axes if shape_of(eqn.invars[side])[axis] != 1]
         letters.update((axis, _pick(alphabet, i)) for i, axis in enumerate(long))
 
     give([axis for axis in result if axis in free[first]], _FIRST)
@@ -78,7 +78,7 @@ def _describe_dot(eqn: JaxprEqn, batched: Sequence[bool], tail: Tail) -> tuple[s
         give([(side, axis) for axis in shared[side]], _SHARED)
 
     def operand(side: int) -> str:
-        axes = range(len(eqn.invars[side].aval.shape))
+        axes = range(len(shape_of(eqn.invars[side])))
         return "b" * batched[side] + "".join(letters.get((side, axis), "") for axis in axes)
 
     text = f"{operand(first)},{operand(1 - first)}->{''.join(letters.get(axis, '') for axis in result)}"
@@ -95,21 +95,21 @@ def _order_in_parameter(eqn: JaxprEqn, tail: Tail) -> Sequence[int]:
     users = [e for e in tail.equations if any(v is out for v in e.invars)]
     if len(users) == 1 and users[0].primitive is primitives.transpose_p:
         return users[0].params["permutation"]
-    return range(len(out.aval.shape))
+    return range(len(shape_of(out)))
 
 
 def _describe_conv(eqn: JaxprEqn, batched: Sequence[bool], tail: Tail) -> tuple[str, int]:
     numbers = eqn.params["dimension_numbers"]
-    taps = "×".join(str(eqn.outvars[0].aval.shape[axis]) for axis in numbers.out_spec[2:])
-    positions = math.prod(eqn.invars[1].aval.shape[axis] for axis in numbers.rhs_spec[2:])
+    taps = "×".join(str(shape_of(eqn.outvars[0])[axis]) for axis in numbers.out_spec[2:])
+    positions = math.prod(shape_of(eqn.invars[1])[axis] for axis in numbers.rhs_spec[2:])
     lhs, rhs = ("b" * b for b in batched)
     return f"{lhs}ti,{rhs}to->kio, k = {taps} taps", positions
 
 
 def _describe_scatter(eqn: JaxprEqn, batched: Sequence[bool], tail: Tail) -> tuple[str, int]:
     _, indices, updates = eqn.invars
-    positions = math.prod(indices.aval.shape[:-1])
-    return f"scatter-add {'b' * batched[2]}{'to' if len(updates.aval.shape) > 1 else 't'}->io", positions
+    positions = math.prod(shape_of(indices)[:-1])
+    return f"scatter-add {'b' * batched[2]}{'to' if len(shape_of(updates)) > 1 else 't'}->io", positions
 
 
 def _describe_last_step(eqn: JaxprEqn | None) -> str:
@@ -117,7 +117,7 @@ def _describe_last_step(eqn: JaxprEqn | None) -> str:
         return "the batch itself"
     if eqn.primitive is not primitives.reduce_sum_p:
         return eqn.primitive.name
-    shape, summed = eqn.invars[0].aval.shape, eqn.params["axes"]
+    shape, summed = shape_of(eqn.invars[0]), eqn.params["axes"]
     kept = [axis for axis in range(len(shape)) if axis not in summed and shape[axis] != 1]
     letters = {axis: _pick(_CONTRACTED, i) for i, axis in enumerate(a for a in summed if shape[a] != 1)}
     letters |= {axis: _pick(_SECOND, i) for i, axis in enumerate(kept)}
@@ -130,4 +130,3 @@ _DESCRIBE = {
     primitives.scatter_add_p: _describe_scatter,
     primitives.jit_p: lambda eqn, batched, tail: ("sum over a loop", None),
 }
-

@@ -7,8 +7,8 @@ What it computes stays the same. Three cases, all in the backward pass:
   step becomes an output of the scan, and the contraction runs after the loop, over time as well. With a linear tail,
   Σ_t tail(start(f_t)) = tail(Σ_t start(f_t)).
 - **Stacked gradients that something follows.** A scan over layers stacks one gradient a layer. If it only moves entries
-  on its way to the parameter, the statistic is taken inside the loop (``sites.py``); else (a norm of the stacked weights,
-  say) the frontier is stacked and the tail runs after the loop, for all layers.
+  on its way to the parameter, the statistic is taken inside the loop (``sites.py``); else (a norm of the stacked
+  weights, say) the frontier is stacked and the tail runs after the loop, for all layers.
 - **A branch.** A cond that gives gradients beside other values is split in two, so that the half with the gradients
   can run for one example at a time.
 """
@@ -87,8 +87,8 @@ def hoist(
 
 
 def _is_zeros(eqn: JaxprEqn) -> bool:
-    filled = eqn.primitive is primitives.broadcast_in_dim_p and isinstance(eqn.invars[0], Literal)
-    return filled and bool(eqn.invars[0].val == 0)
+    filled_with = eqn.invars[0] if eqn.primitive is primitives.broadcast_in_dim_p else None
+    return isinstance(filled_with, Literal) and bool(filled_with.val == 0)
 
 
 def _hoist_scan(
@@ -106,43 +106,48 @@ def _hoist_scan(
     body = _open_body(loop, free, whole)
     consts, init, xs = loop.split_inputs(values)
     _, init_from_zero, _ = loop.split_inputs(from_zero)
-    inside = [eqn for eqn in body.closed.jaxpr.eqns if id(eqn) not in body.moved_equations]
-    stays = {k: [v for v in terms if not body.is_moved(v)] for k, terms in body.summands.items()}
-    stays = {k: terms for k, terms in stays.items() if terms}
-    stacks = [v for v in body.stacked if not body.is_moved(v)]
-    emitted = body.emitted(loop)
-
-    def step(carry: Any, x: Any) -> Any:
-        kept, sums = carry
-        slots: list[Any] = [None] * loop.num_carry  # nothing reads a carry that only adds up
-        for k, value in kept.items():
-            slots[k] = value
-        env = start(body.closed, [*consts, *slots, *x])
-        env.run(inside)
-        kept = dict(zip(body.kept, env.read(body.kept.values()), strict=True))
-        sums = {k: sum(env.read(terms), start=sums[k]) for k, terms in stays.items()}
-        return (kept, sums), (env.read(stacks), env.read(emitted))
-
-    before = {k: init[k] for k in body.kept}, {k: init[k] for k in stays}
-    (kept, sums), (ys, frontier) = loop.scan(step, before, xs)
+    kept, sums, stacks, emitted = _run_what_stays(loop, body, consts, init, xs)
 
     env = start(body.closed, [*consts, *[None] * loop.num_carry, *xs])
-    env.write(emitted, frontier)
-    varying = {*emitted, *body.closed.jaxpr.invars[loop.num_consts :]}
+    env.write(body.emitted, emitted)
+    varying = {*body.emitted, *body.closed.jaxpr.invars[loop.num_consts :]}
     summed, mapped, length = Env(), Env(), loop.eqn.params["length"]
     for tail in body.tails:
-        if body.forms_any(tail, body.all_summands()):
+        if tail.forms_any(v for terms in body.summands.values() for v in terms):
             summed.write(tail.outputs, _sum_over_loop(tail, env, varying, length))
-        if body.forms_any(tail, body.stacked):
+        if tail.forms_any(body.stacked):
             mapped.write(tail.outputs, _map_over_loop(tail, env, varying, length))
-    mapped.write(stacks, ys)
+    mapped.write(body.staying(body.stacked), stacks)
+
     carry = dict(kept)
     for k, terms in body.summands.items():
-        added = summed.read(v for v in terms if body.is_moved(v))
+        added = summed.read(v for v in terms if body.moves(v))
         if k in sums or not init_from_zero[k]:
             added = [sums.get(k, init[k]), *added]
         carry[k] = functools.reduce(jnp.add, added)
     return [*(carry[k] for k in range(loop.num_carry)), *mapped.read(body.stacked)]
+
+
+def _run_what_stays(
+    loop: Loop, body: "OpenBody", consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]
+) -> tuple[dict[int, Any], dict[int, Any], list[Any], list[Any]]:
+    """The loop without the tails: the carries kept, the sums that stay sums, the stacked outputs, the frontiers."""
+    moved = {id(eqn) for tail in body.tails for eqn in tail.equations}
+    inside = [eqn for eqn in body.closed.jaxpr.eqns if id(eqn) not in moved]
+    summands = {k: staying for k, terms in body.summands.items() if (staying := body.staying(terms))}
+
+    def step(carry: Any, x: Any) -> Any:
+        kept, sums = carry
+        slots = [kept.get(k) for k in range(loop.num_carry)]  # nothing reads a carry that only adds up
+        env = start(body.closed, [*consts, *slots, *x])
+        env.run(inside)
+        kept = dict(zip(body.kept, env.read(body.kept.values()), strict=True))
+        sums = {k: sum(env.read(terms), start=sums[k]) for k, terms in summands.items()}
+        return (kept, sums), (env.read(body.staying(body.stacked)), env.read(body.emitted))
+
+    before = {k: init[k] for k in body.kept}, {k: init[k] for k in summands}
+    (kept, sums), (stacks, emitted) = loop.scan(step, before, xs)
+    return kept, sums, stacks, emitted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,24 +163,14 @@ class OpenBody:
     summands: dict[int, list[Atom]]  # what a step adds to each other carry
     tails: list[Tail]
 
-    @property
-    def moved_equations(self) -> set[int]:
-        return {id(eqn) for tail in self.tails for eqn in tail.equations}
+    emitted: list[Var]  # the inputs of these tails that only the loop knows
 
-    def is_moved(self, atom: Atom) -> bool:
-        return any(atom is v for tail in self.tails for v in tail.outputs)
+    def moves(self, atom: Atom) -> bool:
+        """Whether an output is formed after the loop."""
+        return any(tail.forms_any([atom]) for tail in self.tails)
 
-    def all_summands(self) -> list[Atom]:
-        return [v for terms in self.summands.values() for v in terms]
-
-    def forms_any(self, tail: Tail, atoms: Iterable[Atom]) -> bool:
-        return any(v is atom for v in tail.outputs for atom in atoms)
-
-    def emitted(self, loop: Loop) -> list[Var]:
-        """The inputs of tails that the loop must put out; what goes into the loop is at hand outside anyway."""
-        jaxpr = self.closed.jaxpr
-        at_hand = {*jaxpr.constvars, *jaxpr.invars[: loop.num_consts], *jaxpr.invars[loop.num_consts + loop.num_carry :]}
-        return list(dict.fromkeys(v for tail in self.tails for v in tail.inputs if v not in at_hand))
+    def staying(self, atoms: Iterable[Atom]) -> list[Atom]:
+        return [atom for atom in atoms if not self.moves(atom)]
 
 
 def _open_body(loop: Loop, free: Sequence[bool], whole: Sequence[bool]) -> OpenBody:
@@ -193,13 +188,17 @@ def _open_body(loop: Loop, free: Sequence[bool], whole: Sequence[bool]) -> OpenB
     outputs = closed.jaxpr.outvars
     formed_outside = {v for i in parts for v in variables([outputs[i]])}
     tails = find_tails(closed.jaxpr, gradients | parts, loop.depends)
+    tails = [tail for tail in tails if formed_outside.intersection(tail.outputs)]
+    consts, _, xs = loop.split_inputs(closed.jaxpr.invars)
+    known_outside = {*closed.jaxpr.constvars, *consts, *xs}
     terms = iter(outputs[stacked.stop :])
     return OpenBody(
         closed=closed,
         kept=dict(zip(kept, outputs, strict=False)),
         stacked=outputs[stacked.start : stacked.stop],
         summands={k: [next(terms) for _ in old] for k, old in summands.items()},
-        tails=[tail for tail in tails if formed_outside.intersection(tail.outputs)],
+        tails=tails,
+        emitted=list(dict.fromkeys(v for tail in tails for v in tail.inputs if v not in known_outside)),
     )
 
 
@@ -216,8 +215,10 @@ def _summands(jaxpr: Jaxpr, carry_in: int, carry_out: int) -> list[Atom] | None:
         """The other summands of a chain of additions that the carry is part of."""
         if atom is carry:
             return []
-        eqn = None if isinstance(atom, Literal) else made_by.get(atom)
-        if eqn is None or eqn.primitive not in (primitives.add_jaxvals_p, primitives.add_p) or uses[atom] != 1:
+        if isinstance(atom, Literal) or atom not in made_by or uses[atom] != 1:
+            return None
+        eqn = made_by[atom]
+        if eqn.primitive not in (primitives.add_jaxvals_p, primitives.add_p):
             return None
         for here, other in (eqn.invars, reversed(eqn.invars)):
             if (found := terms(here)) is not None:

@@ -1,8 +1,8 @@
 """``grad_stats``: runs the body for the whole batch and the planned tails in its midst.
 
-The program of one example runs under one ``jax.vmap``. Each site in it is a ``jax.custom_batching.custom_vmap`` function:
-for one example it would be the plain tail; its batching rule sees the frontiers of all B examples and returns their
-quantities, *unbatched*. Where a site sits, in a scan or not, is then jax's business.
+The program of one example runs under one ``jax.vmap``. Each site in it is a ``jax.custom_batching.custom_vmap``
+function: for one example it would be the plain tail; its batching rule sees the frontiers of all B examples and returns
+their quantities, *unbatched*. Where a site sits, in a scan or not, is then jax's business.
 """
 
 from collections.abc import Callable, Sequence
@@ -172,7 +172,7 @@ def _run_example(
     trace: Trace, cut: Cut, plan: Plan, quantities: Sequence[Quantity], inputs: Sequence[Any]
 ) -> tuple[Any, list[Any], list[Values]]:
     """The program of one example, with quantities in place of gradients; to be run under ``vmap``."""
-    return trace.split_outputs(_run_cut(cut, plan, quantities, inputs))  # type: ignore[return-value]
+    return trace.split_outputs(_run_cut(cut, plan, quantities, inputs))
 
 
 def _run_cut(cut: Cut, plan: Plan, quantities: Sequence[Quantity], inputs: Sequence[Any]) -> list[Any]:

@@ -27,10 +27,12 @@ __all__ = [
     "barrier_p",
     "bind",
     "close",
+    "dtype_of",
     "evaluate",
     "flatten",
     "primitives",
     "prune",
+    "shape_of",
     "source_line",
     "split_p",
     "start",
@@ -52,7 +54,6 @@ def _primitive_of(fun: Callable[..., Any], *args: Any) -> Primitive:
 _pair = jax.ShapeDtypeStruct((2,), "float32")
 barrier_p = _primitive_of(jax.lax.optimization_barrier, _pair)
 split_p = _primitive_of(lambda x: jax.lax.split(x, (1, 1)), _pair)
-_custom_vmap_p = _primitive_of(jax.custom_batching.sequential_vmap(lambda x: x), _pair)
 _callback_ps = (
     _primitive_of(lambda x: jax.pure_callback(lambda y: y, _pair, x), _pair),
     _primitive_of(lambda x: jax.experimental.io_callback(lambda y: y, _pair, x), _pair),
@@ -62,6 +63,14 @@ _callback_ps = (
 def abstract(aval: Any) -> jax.ShapeDtypeStruct:
     """A shape and a dtype to trace with, from a value or an abstract value."""
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
+def shape_of(atom: Atom) -> tuple[int, ...]:
+    return tuple(getattr(atom.aval, "shape", ()))
+
+
+def dtype_of(atom: Atom) -> Any:
+    return getattr(atom.aval, "dtype", None)
 
 
 def close(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> ClosedJaxpr:
@@ -113,8 +122,10 @@ class Env(dict[Var, Any]):
     def read(self, atoms: Iterable[Atom]) -> list[Any]:
         return [atom.val if isinstance(atom, Literal) else self[atom] for atom in atoms]
 
-    def write(self, atoms: Iterable[Var], values: Iterable[Any]) -> None:
-        self.update(zip(atoms, values, strict=True))
+    def write(self, atoms: Iterable[Atom], values: Iterable[Any]) -> None:
+        for atom, value in zip(atoms, values, strict=True):
+            if not isinstance(atom, Literal):
+                self[atom] = value
 
     def run(self, equations: Iterable[JaxprEqn], rule: Rule = bind) -> None:
         for eqn in equations:

@@ -11,7 +11,7 @@ import jax
 
 from pegprof.engine.contraction import contraction_of
 from pegprof.engine.hoist import hoist
-from pegprof.engine.jaxpr import source_line, unbatchable_reason
+from pegprof.engine.jaxpr import dtype_of, source_line, unbatchable_reason
 from pegprof.engine.sites import Cut, Site, cut_program
 from pegprof.engine.statistics import CENTRED, Quantity, Statistic, quantities_of, resolve
 from pegprof.engine.strategies import STRATEGIES
@@ -212,7 +212,7 @@ def _plan_site(trace: Trace, site: Site, quantities: Sequence[Quantity], B: int)
     tail = site.tail
     strategy = next(s for s in STRATEGIES.values() if s.fits(tail, quantities))
     made = contraction_of(tail, site.made_by)
-    gradient_bytes = sum(size(v) * max(4, v.aval.dtype.itemsize) for v in tail.outputs)
+    gradient_bytes = sum(size(v) * max(4, dtype_of(v).itemsize) for v in tail.outputs)
     chunk = max(1, min(B, CHUNK_BYTES // max(1, gradient_bytes)))
     line = source_line(site.made_by) if site.made_by else ""
     why = strategy.why

@@ -1,7 +1,7 @@
 """Jaxpr -> sites: the program cut in two, with each parameter's gradient formed at one site.
 
-In: a flat, hoisted Jaxpr. Out: a ``Cut``: the body's equations in order, with sites among them, each right where the last
-of its inputs is known, and with loops that have sites of their own.
+In: a flat, hoisted Jaxpr. Out: a ``Cut``: the body's equations in order, with sites among them, each right where the
+last of its inputs is known, and with loops that have sites of their own.
 """
 
 import dataclasses
@@ -40,8 +40,8 @@ class InnerLoop:
 class Cut:
     """A program with its sites.
 
-    ``gradients`` maps the position of each output that is a gradient to where its quantities come from: a variable that a
-    site or an inner loop forms, with the steps that still move its entries, or None where no example has a part in it.
+    ``gradients`` maps the position of each output that is a gradient to where its quantities come from: a variable that
+    a site or an inner loop forms, with the steps that still move its entries, or None where no example has a part.
     """
 
     closed: ClosedJaxpr

@@ -68,7 +68,7 @@ class Statistic:
       finish: from a mapping of quantity name to value, and B, to the statistic of one parameter. For the scope
         ``"model"`` the value of ``square_norm`` is already added up over all parameters.
       oracle: the same from the stacked gradients, examples first, in NumPy: the slow truth.
-      scope: ``"entry"`` is shaped like the parameter, ``"parameter"`` is [B] for each parameter, ``"model"`` is one [B].
+      scope: ``"entry"`` is shaped like the parameter, ``"parameter"`` is [B] for each, ``"model"`` is one [B].
       minimum_batch: the smallest batch for which it is defined.
     """
 
@@ -81,7 +81,9 @@ class Statistic:
     minimum_batch: int = 1
 
     @classmethod
-    def elementwise(cls, phi: Elementwise, *, name: str | None = None, factor: Elementwise | None = None) -> "Statistic":
+    def elementwise(
+        cls, phi: Elementwise, *, name: str | None = None, factor: Elementwise | None = None
+    ) -> "Statistic":
         """The mean over the examples of any elementwise function of the gradient.
 
         Args:
@@ -93,7 +95,7 @@ class Statistic:
         >>> cube.formula
         'mean of third_moment(g)'
         """
-        name = name or getattr(phi, "__name__", "phi")
+        name = name or str(getattr(phi, "__name__", "phi"))
         moment = Moment(name=f"user:{name}", phi=phi, factor=factor)
         return cls(
             name=name,
@@ -205,7 +207,9 @@ def resolve(stats: Sequence[str | Statistic] | str | Statistic) -> tuple[Statist
     if not resolved:
         raise PegprofError("no statistic was asked for", hint=f"known: {', '.join(STATISTICS)}")
     if len(set(names)) != len(names):
-        raise PegprofError(f"the statistics {', '.join(names)} are not all different", hint="give each a name of its own")
+        raise PegprofError(
+            f"the statistics {', '.join(names)} are not all different", hint="give each a name of its own"
+        )
     return resolved
 
 

@@ -9,7 +9,7 @@ from the example. Everything else is the body.
     └── inputs: the frontier    └── equations                └── outputs
 
 A value is *free* when all its uses are gradients, or steps whose results are free. The backward pass as a whole only
-ever reaches gradients; what ends a tail is that a step there multiplies by something else of the example, an activation.
+ever reaches gradients; what ends a tail is a step that multiplies by something else of the example, an activation.
 """
 
 import collections
@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from pegprof.engine.jaxpr import (
     Atom,
@@ -29,7 +30,9 @@ from pegprof.engine.jaxpr import (
     Literal,
     Primitive,
     Var,
+    dtype_of,
     primitives,
+    shape_of,
     split_p,
 )
 
@@ -100,6 +103,10 @@ class Tail:
     def makes(self, atom: Atom) -> bool:
         return any(atom is v for eqn in self.equations for v in eqn.outvars)
 
+    def forms_any(self, atoms: Iterable[Atom]) -> bool:
+        """Whether some of the atoms are its gradients."""
+        return any(v is atom for atom in atoms for v in self.outputs)
+
     def starts_with(self, eqn: JaxprEqn) -> bool:
         return any(eqn is start for start in self.starts)
 
@@ -140,13 +147,11 @@ class Loop:
 
     def scan(self, step: Callable[[Any, Any], Any], init: Any, xs: Any) -> Any:
         params = self.eqn.params
-        return jax.lax.scan(
-            step, init, xs, length=params["length"], reverse=params["reverse"], unroll=params["unroll"]
-        )
+        return jax.lax.scan(step, init, xs, length=params["length"], reverse=params["reverse"], unroll=params["unroll"])
 
 
 def size(atom: Atom) -> int:
-    return math.prod(atom.aval.shape)
+    return math.prod(shape_of(atom))
 
 
 def example_dependent(jaxpr: Jaxpr, depends: Sequence[bool]) -> set[Var]:
@@ -168,16 +173,8 @@ def only_moves_entries(eqn: JaxprEqn) -> bool:
         return False
     (before,), (after,) = eqn.invars, eqn.outvars
     if eqn.primitive is p.convert_element_type_p:
-        return _widens(before.aval.dtype, after.aval.dtype)
+        return jnp.promote_types(dtype_of(before), dtype_of(after)) == dtype_of(after)
     return size(before) == size(after)
-
-
-def _widens(before: Any, after: Any) -> bool:
-    return before.kind == after.kind == "f" and before.itemsize <= after.itemsize or before == after or _half(before)
-
-
-def _half(dtype: Any) -> bool:
-    return dtype.name in ("bfloat16", "float16")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -196,7 +193,8 @@ def moved_from(jaxpr: Jaxpr, gradients: Iterable[int]) -> list[Moved]:
     uses.update(variables(jaxpr.outvars))
     found = []
     for i in gradients:
-        source, chain = jaxpr.outvars[i], []
+        source: Atom = jaxpr.outvars[i]
+        chain: list[JaxprEqn] = []
         while not isinstance(source, Literal) and uses[source] == 1 and source in made_by:
             eqn = made_by[source]
             if not only_moves_entries(eqn) or isinstance(eqn.invars[0], Literal):
@@ -231,7 +229,7 @@ def _is_free(eqn: JaxprEqn, blocked: set[Var]) -> bool:
 
 def _is_step(eqn: JaxprEqn, dependent: set[Var]) -> bool:
     """Whether an equation brings in nothing of the example but the values it continues, and whole numbers: indices."""
-    factors = {v for v in variables(eqn.invars) if v in dependent and v.aval.dtype.kind not in "iub"}
+    factors = {v for v in variables(eqn.invars) if v in dependent and dtype_of(v).kind not in "iub"}
     return len(factors) <= 1 or eqn.primitive in ADDITIVE
 
 

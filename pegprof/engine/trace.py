@@ -6,9 +6,9 @@ Out: a ``Trace``: the flat program ``inputs of one example -> value, aux, gradie
 
 import dataclasses
 import inspect
-import os
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -221,7 +221,7 @@ def _explain_failure(error: Exception, loss: Loss, args: Sequence[Any], roles: R
     if _takes(loss, [_example_of(arg, i, other) for i, arg in enumerate(args)]):
         hint = f"it takes {forms[other.keep_batch_dim]}: say keep_batch_dim={other.keep_batch_dim}"
     elif _takes(loss, args):
-        hint = f"it takes the whole batch; write it for any number of examples, or for {forms[False]} with keep_batch_dim=False"
+        hint = "it takes the whole batch; write it for any number of examples, or for one with keep_batch_dim=False"
     else:
         return  # it fails on everything: the user's own error says more
     raise PegprofError(
@@ -241,6 +241,6 @@ def _takes(loss: Loss, args: Sequence[Any]) -> bool:
 
 def _line_of(error: Exception) -> str:
     """The last line of the user's own code that an error passed through."""
-    inside = (os.path.dirname(jax.__file__), os.path.dirname(os.path.dirname(__file__)))
+    inside = (str(Path(jax.__file__).parent), str(Path(__file__).parents[1]))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(inside)]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""

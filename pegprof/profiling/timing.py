@@ -69,7 +69,9 @@ class Timing:
             programs = self._compile_all(batch)
         self._report(time_batch=batch)
         round_s = sum(first_s[method] for method in self.racing) * batch / small
-        self._run_rounds(programs, batch, warmup, round_s)
+        if not self._run_rounds(programs, batch, warmup, round_s):
+            # The first runs were slower than warm ones would be, but they are measured, and that is said.
+            self._report(time_batch=small, cold=True, samples_s={method: [first_s[method]] for method in self.racing})
 
     def _remaining_s(self) -> float:
         return self.deadline_s - time.monotonic()
@@ -170,8 +172,11 @@ class Timing:
                 return batch
         return small
 
-    def _run_rounds(self, programs: dict[str, Program], batch: int, warmup: int, round_s: float) -> None:
-        """Rounds until there are enough, or until the next would pass the limit; every sample is kept."""
+    def _run_rounds(self, programs: dict[str, Program], batch: int, warmup: int, round_s: float) -> int:
+        """Rounds until there are enough, or until the next would pass the limit; every sample is kept.
+
+        ``round_s`` is what a round should take. Returns how many rounds there were.
+        """
         rounds = warmup + (self.request["runs"] or MIN_RUNS)
         self._report(progress=f"timing at batch {batch}: about {format_seconds(round_s * rounds)}")
         for _ in range(warmup):
@@ -186,9 +191,7 @@ class Timing:
                 samples_s[method].append(time_s)
             done, round_s = done + 1, sum(times_s.values())
             self._report(samples_s=samples_s)
-        if not done:
-            for method in list(self.racing):
-                self._drop(method, self.left_out, f"not timed: a round takes {format_seconds(round_s)}")
+        return done
 
     def _warm_up(self, programs: dict[str, Program]) -> None:
         """A round that may go wrong: the first at this batch."""

@@ -23,7 +23,7 @@ def _model(params, batch):
 
 
 def _arguments(B=8):
-    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)  # noqa: E731
+    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
     params = {
         "embedding": f32(50, 12),
         "heads": f32(12, 2, 6),
@@ -58,8 +58,10 @@ def test_the_cost_of_a_loop_is_one_product_an_example_and_one_gradient_held():
 
 def test_an_outer_product_is_factored_with_one_product_for_each_moment():
     arguments = jnp.ones((3, 4)), jnp.ones((8, 3))
-    loss = lambda w, x: jnp.mean(jnp.square(x @ w))  # noqa: E731
-    one, two = (make_plan(loss, *arguments, stats=stats).row("params") for stats in (("mean",), ("mean", "second_moment")))
+    loss = lambda w, x: jnp.mean(jnp.square(x @ w))
+    one, two = (
+        make_plan(loss, *arguments, stats=stats).row("params") for stats in (("mean",), ("mean", "second_moment"))
+    )
     assert one.strategy == two.strategy == "factored"
     assert one.contraction == "bi,bo->io"
     assert one.rank == 1
@@ -126,7 +128,7 @@ def test_a_plan_for_other_parameters_is_refused():
 
 def test_a_plan_with_an_unknown_strategy_is_refused():
     arguments = jnp.ones((3, 4)), jnp.ones((8, 3))
-    loss = lambda w, x: jnp.mean(jnp.square(x @ w))  # noqa: E731
+    loss = lambda w, x: jnp.mean(jnp.square(x @ w))
     plan = make_plan(loss, *arguments)
     plan = dataclasses.replace(plan, rows=(dataclasses.replace(plan.rows[0], strategy="factord"),))
     with pytest.raises(PegprofError, match="factored"):

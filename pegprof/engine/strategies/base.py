@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pegprof.engine.jaxpr import Env, JaxprEqn, bind, primitives, sub_jaxprs
+from pegprof.engine.jaxpr import Env, JaxprEqn, bind, dtype_of, primitives, sub_jaxprs
 from pegprof.engine.quantities import Values
 from pegprof.engine.statistics import Quantity
 from pegprof.engine.tails import Tail
@@ -63,15 +63,17 @@ def bind_wide(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
 
     Products keep their narrow operands, which is what the hardware is fast at, and only widen what they add up.
     """
-    values = [jnp.asarray(x, None if hasattr(x, "dtype") else v.aval.dtype) for x, v in zip(values, eqn.invars, strict=True)]
+    values = [
+        jnp.asarray(x, None if hasattr(x, "dtype") else dtype_of(v)) for x, v in zip(values, eqn.invars, strict=True)
+    ]
     floats = [x.dtype for x in values if jnp.issubdtype(x.dtype, jnp.floating)]
     if not floats:
         return bind(eqn, values)
     if eqn.primitive is not primitives.scatter_add_p and any(True for _ in sub_jaxprs(eqn)):
-        return bind(eqn, [x.astype(v.aval.dtype) for x, v in zip(values, eqn.invars, strict=True)])
+        return bind(eqn, [x.astype(dtype_of(v)) for x, v in zip(values, eqn.invars, strict=True)])
     wide = jnp.result_type(jnp.float32, *floats)
     if eqn.primitive in (primitives.dot_general_p, primitives.conv_general_dilated_p) and len(set(floats)) == 1:
-        return bind(eqn, values, preferred_element_type=jnp.result_type(wide, eqn.outvars[0].aval.dtype))
+        return bind(eqn, values, preferred_element_type=jnp.result_type(wide, dtype_of(eqn.outvars[0])))
     values = [x.astype(wide) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in values]
     if eqn.primitive is primitives.convert_element_type_p:
         return bind(eqn, values, new_dtype=jnp.result_type(wide, eqn.params["new_dtype"]))

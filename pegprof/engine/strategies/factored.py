@@ -111,7 +111,7 @@ def _square_norms(tail: Tail, frontier: Frontier) -> jax.Array:
     env.write(tail.inputs, frontier.values)
     totals = []
     for v, groups in zip(start.invars, start.params["dimension_numbers"][1], strict=True):
-        x = jnp.square(widen(env[v]))
+        x = jnp.square(widen(env.read([v])[0]))
         x = x if _is_batched(v, tail, frontier) else x[None]
         axes = [axis + 1 for axis in groups]
         rest = [axis for axis in range(1, x.ndim) if axis not in axes]
