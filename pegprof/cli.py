@@ -62,7 +62,9 @@ def root(
 
 @app.command()
 def run(
-    model: Annotated[str, typer.Argument(help="A zoo name (see list), package.module:name or file.py:name.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A zoo name (see list), package.module:name or file.py:name.")
+    ],
     batch: Annotated[str, typer.Option(metavar="N[,N]...", help="Batch sizes.")] = "64",
     option: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the model.")
@@ -82,9 +84,10 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress on stderr.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks, and all that the model prints.")] = False,
 ) -> None:
-    """Measure what each method costs on a model: its time, its memory, and whether activations dominate.
+    """Measure what each method costs on a model.
 
-    The CSV goes to reports/MODEL-bBATCH-TARGET.csv unless --export-csv or --no-csv says otherwise.
+    Time, memory and whether activations dominate parameters, as a table and as a CSV. The CSV goes to
+    reports/MODEL-bBATCH-TARGET.csv unless --export-csv or --no-csv says otherwise.
     """
     from pegprof.profiling import arguments, measure, output, report, targets, units
     from pegprof.profiling.result import Result, Settings

@@ -182,7 +182,7 @@ def _run_cut(cut: Cut, plan: Plan, quantities: Sequence[Quantity], inputs: Seque
     for step in cut.steps:
         match step:
             case Site():
-                formed.write(step.tail.outputs, _site_call(step, plan, quantities)(*env.read(step.tail.inputs)))
+                formed.write(step.tail.outputs, _run_site(step, plan, quantities, env))
             case InnerLoop():
                 _run_inner_loop(step, plan, quantities, env, formed)
             case eqn:
@@ -224,22 +224,30 @@ def _run_inner_loop(inner: InnerLoop, plan: Plan, quantities: Sequence[Quantity]
             env[v] = y
 
 
-def _site_call(site: Site, plan: Plan, quantities: Sequence[Quantity]) -> Callable[..., list[Values]]:
-    """A site as a function of its frontier: one example's own, or, batched, the quantities of all."""
+def _run_site(site: Site, plan: Plan, quantities: Sequence[Quantity], env: Env) -> list[Values]:
+    """The quantities of the gradients that are formed at a site: of one example, or, batched, of all."""
     row = plan.row(site.names[0])
     strategy = STRATEGIES[row.strategy]
+    tail = site.lean_tail if strategy.recomputes else site.tail
 
     @jax.custom_batching.custom_vmap
-    def tail(*inputs: Any) -> list[Values]:
-        return [of_same(quantities, g) for g in run_wide(site.tail, inputs)]
+    def run(*inputs: Any) -> list[Values]:
+        return [of_same(quantities, g) for g in run_wide(tail, inputs)]
 
-    @tail.def_vmap
+    @run.def_vmap
     def _(axis_size: int, in_batched: Sequence[bool], *inputs: Any) -> tuple[list[Values], list[dict[str, bool]]]:
         frontier = Frontier(values=inputs, batched=in_batched, B=axis_size)
-        values = strategy.run(site.tail, quantities, frontier, row.chunk)
+        values = strategy.run(tail, quantities, frontier, row.chunk)
         return values, [{name: is_per_example(name) for name in v} for v in values]
 
-    return tail
+    inputs = env.read(tail.inputs)
+    values = run(*inputs)
+    if not strategy.recomputes:
+        return values
+    # XLA would put the tails last and hold every frontier until then. What comes next waits for this tail instead.
+    values, inputs = jax.lax.optimization_barrier((values, inputs))
+    env.write(tail.inputs, inputs)
+    return values
 
 
 def _finish(stat: Statistic, values: list[Values], trace: Trace) -> Any:

@@ -92,10 +92,14 @@ def merge(a: Values, n: Any, b: Values, m: Any) -> Values:
 
     The centred one after Chan: the mean of both and (mean_a - mean_b)²·n·m/(n + m)².
     """
-    share = m / (n + m)
-    merged = {name: a[name] + (b[name] - a[name]) * share for name in a}
+
+    def share(of: Any) -> jax.Array:
+        return jnp.asarray(m / (n + m), of.dtype)
+
+    merged = {name: x + (b[name] - x) * share(x) for name, x in a.items()}
     if CENTRED.name in a:
-        merged[CENTRED.name] += jnp.square(a[MEAN.name] - b[MEAN.name]) * share * (1 - share)
+        apart = jnp.square(a[MEAN.name] - b[MEAN.name])
+        merged[CENTRED.name] += apart * share(apart) * (1 - share(apart))
     return merged
 
 

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from pegprof.engine.jaxpr import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, primitives
+from pegprof.engine.recompute import Ancestry, with_prelude
 from pegprof.engine.tails import Loop, Moved, Tail, example_dependent, find_tails, grows, moved_from, only_moves_entries
 
 
@@ -19,6 +20,7 @@ class Site:
     """
 
     tail: Tail
+    lean_tail: Tail  # the same, its operands recomputed from what is kept anyway
     parameters: tuple[tuple[str, ...], ...]
     made_by: JaxprEqn | None  # the equation that forms the first gradient, for people
     repeats: int = 1  # how often an example passes here: the length of the loops around it
@@ -78,13 +80,15 @@ def cut_program(closed: ClosedJaxpr, names: Mapping[int, str], depends: Sequence
         origins[i] = None if constant else in_loops.get(i, Moved(output=i, source=out, chain=()))
     formed = dict.fromkeys(origin.source for i, origin in origins.items() if origin and i not in in_loops)
     made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    ancestry = Ancestry.of(jaxpr)
 
     def site(tail: Tail) -> Site:
         parameters = tuple(
             tuple(names[i] for i, origin in origins.items() if origin and origin.source is v) for v in tail.outputs
         )
         first = tail.starts[0] if tail.starts else _last_real_step(tail.outputs[0], made_by)
-        return Site(tail=tail, parameters=parameters, made_by=first, repeats=repeats)
+        lean = with_prelude(tail, ancestry) if tail.equations else tail
+        return Site(tail=tail, lean_tail=lean, parameters=parameters, made_by=first, repeats=repeats)
 
     tails = find_tails(jaxpr, [i for i in origins if i not in in_loops and origins[i]], depends)
     by_tail = {v for tail in tails for v in tail.outputs}

@@ -98,6 +98,7 @@ class Tail:
     outputs: tuple[Var, ...]
     depends: tuple[bool, ...]  # of each input: may it depend on the example
 
+    prelude: tuple[JaxprEqn, ...] = ()  # what recomputes operands of the equations from the inputs
     grows: bool = False  # with no equations: whether the body made the gradients larger than what they are made from
 
     def makes(self, atom: Atom) -> bool:

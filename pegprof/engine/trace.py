@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from pegprof.engine.jaxpr import ClosedJaxpr, abstract, flatten
+from pegprof.engine.squeeze import squeeze
 from pegprof.errors import PegprofError
 
 Loss = Callable[..., Any]
@@ -108,7 +109,7 @@ def trace_example(loss: Loss, args: Sequence[Any], roles: Roles) -> Trace:
         raise
     params = args[roles.params[0]] if isinstance(roles.argnums, int) else tuple(args[i] for i in roles.params)
     return Trace(
-        closed=flatten(closed),
+        closed=squeeze(flatten(closed)),
         roles=roles,
         B=B,
         names=parameter_names(params),

@@ -11,7 +11,9 @@ import psutil
 import pytest
 
 import pegprof
+from pegprof.engine.statistics import resolve
 from pegprof.errors import ExitCode, PegprofError
+from pegprof.profiling import methods, timing
 from pegprof.profiling.verdict import Verdict, slope
 
 MODELS = str(Path(__file__).with_name("models.py"))
@@ -105,3 +107,26 @@ def test_activations_dominate_from_equality_on():
 
 def test_a_slope_is_never_negative():
     assert slope((100, 90)) == 0
+
+
+@pytest.mark.slow
+def test_when_time_is_short_the_first_runs_are_the_times_and_that_is_said():
+    rows = by_method(pegprof.profile(f"{MODELS}:fine", batch=8, methods=("grad", "vmap"), time_limit_s=0.01))
+    for row in rows.values():
+        assert (row.status, row.evidence, row.runs, row.time_batch) == ("ok", "measured", 1, 2)
+        assert "timed at batch 2; one cold run within the time limit" in row.reason
+
+
+@pytest.mark.parametrize(
+    ("batch", "stats", "microbatch_size", "expected"),
+    [
+        (64, ["mean"], 1, [64, 32, 16, 8, 4, 2, 1]),
+        (64, ["variance"], 1, [64, 32, 16, 8, 4, 2]),
+        (12, ["mean"], 4, [12]),
+        (16, ["mean"], 4, [16, 8, 4]),
+        (1, ["mean"], 1, [1]),
+    ],
+)
+def test_timing_may_halve_the_batch_while_the_methods_stay_defined(batch, stats, microbatch_size, expected):
+    options = methods.Options(stats=resolve(stats), microbatch_size=microbatch_size, backend="cpu")
+    assert timing.candidate_batches(batch, options) == expected

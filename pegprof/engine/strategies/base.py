@@ -39,6 +39,7 @@ class Strategy:
       fits: whether it can give these quantities at a tail.
       run: the quantities of each of the tail's gradients; the last argument is how many gradients may be held at once.
       gradients_held: how many gradients it holds at once, from B and that number.
+      recomputes: whether it makes operands anew for each example, rather than have them stored for all.
       products: how often it forms the product, from the quantities.
     """
 
@@ -47,6 +48,7 @@ class Strategy:
     fits: Callable[[Tail, Sequence[Quantity]], bool]
     run: Callable[[Tail, Sequence[Quantity], Frontier, int], list[Values]]
     gradients_held: Callable[[int, int], int]
+    recomputes: bool = False
     products: Callable[[Sequence[Quantity]], int] = lambda quantities: 1
 
 
@@ -54,6 +56,7 @@ def run_wide(tail: Tail, inputs: Sequence[Any]) -> list[Any]:
     """The gradients of one example with nothing rounded below float32 on the way."""
     env = Env()
     env.write(tail.inputs, inputs)
+    env.run(tail.prelude)
     env.run(tail.equations, bind_wide)
     return env.read(tail.outputs)
 

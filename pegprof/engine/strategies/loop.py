@@ -43,4 +43,5 @@ LOOP = Strategy(
     fits=_fits,
     run=_run,
     gradients_held=lambda B, chunk: 1,
+    recomputes=True,
 )

@@ -32,4 +32,5 @@ MATERIALISE = Strategy(
     fits=lambda tail, quantities: True,
     run=_run,
     gradients_held=lambda B, chunk: min(B, chunk),
+    recomputes=True,
 )
