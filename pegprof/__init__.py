@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pegprof.engine.check import check_examples as check_examples
     from pegprof.engine.inject import grad_stats as grad_stats
     from pegprof.engine.inject import value_and_grad_stats as value_and_grad_stats
-    from pegprof.engine.plan import make_plan as make_plan
+    from pegprof.engine.planner import make_plan as make_plan
     from pegprof.engine.statistics import Statistic as Statistic
     from pegprof.errors import PegprofError as PegprofError
     from pegprof.problem import Problem as Problem
@@ -21,7 +21,7 @@ __version__ = "0.1.0"
 _HOME_OF = {
     "grad_stats": "pegprof.engine.inject",
     "value_and_grad_stats": "pegprof.engine.inject",
-    "make_plan": "pegprof.engine.plan",
+    "make_plan": "pegprof.engine.planner",
     "check_examples": "pegprof.engine.check",
     "Statistic": "pegprof.engine.statistics",
     "PegprofError": "pegprof.errors",

@@ -45,6 +45,7 @@ from pegprof.engine.tails import (
     Tail,
     blocked_variables,
     example_dependent,
+    fills_with_zeros,
     find_tails,
     moved_from,
     size,
@@ -67,7 +68,7 @@ def hoist(
     dependent = example_dependent(jaxpr, depends)
     blocked = blocked_variables(jaxpr, {*gradients, *parts}, dependent)
     whole = {moved.source for moved in moved_from(jaxpr, gradients)}
-    zeros = {v for eqn in jaxpr.eqns if _is_zeros(eqn) for v in eqn.outvars}
+    zeros = {v for eqn in jaxpr.eqns if fills_with_zeros(eqn) for v in eqn.outvars}
 
     def rule(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
         free = [v not in blocked for v in eqn.outvars]
@@ -84,11 +85,6 @@ def hoist(
         return env.read(jaxpr.outvars)
 
     return prune(trace(run, closed.in_avals))
-
-
-def _is_zeros(eqn: JaxprEqn) -> bool:
-    filled_with = eqn.invars[0] if eqn.primitive is primitives.broadcast_in_dim_p else None
-    return isinstance(filled_with, Literal) and bool(filled_with.val == 0)
 
 
 def _hoist_scan(

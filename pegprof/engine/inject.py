@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from pegprof.engine.jaxpr import Env, evaluate, start
-from pegprof.engine.plan import Plan, find_sites, plan_sites
+from pegprof.engine.plan import Plan
+from pegprof.engine.planner import find_sites, plan_sites
 from pegprof.engine.quantities import Values, in_chunks, is_per_example, of_same
 from pegprof.engine.sites import Cut, InnerLoop, Site
 from pegprof.engine.statistics import MEAN, Quantity, Statistic, quantities_of, resolve
@@ -36,6 +37,7 @@ def grad_stats(
     microbatch_size: int | None = None,
     backend: str | None = None,
     plan: Plan | None = None,
+    memory_budget: int | None = None,
 ) -> Callable[..., dict[str, Any]]:
     """A function that computes statistics of the per-example gradients of a loss.
 
@@ -53,6 +55,7 @@ def grad_stats(
       microbatch_size: how many examples run at a time; None lets the planner decide, B is all at once.
       backend: what the program will be compiled for, if that is not the backend that is here.
       plan: what to do instead of planning, from ``make_plan``.
+      memory_budget: bytes that the planner should stay within, by its own estimate, by running fewer at a time.
 
     Returns:
       A function of the loss's arguments that returns ``{name: tree}``: trees like the parameters, in float32 at least,
@@ -76,6 +79,7 @@ def grad_stats(
         microbatch_size=microbatch_size,
         backend=backend,
         plan=plan,
+        memory_budget=memory_budget,
     )
     return lambda *args: both(*args)[1]
 
@@ -92,6 +96,7 @@ def value_and_grad_stats(
     microbatch_size: int | None = None,
     backend: str | None = None,
     plan: Plan | None = None,
+    memory_budget: int | None = None,
 ) -> Callable[..., tuple[Any, dict[str, Any]]]:
     """As ``grad_stats``, with the value of the loss: the mean over the examples.
 
@@ -111,7 +116,9 @@ def value_and_grad_stats(
     def fn(*args: Any) -> tuple[Any, dict[str, Any]]:
         trace = trace_example(loss, args, roles)
         cut = find_sites(trace)
-        made = plan_sites(trace, cut, wanted, microbatch_size=microbatch_size, backend=backend)
+        made = plan_sites(
+            trace, cut, wanted, microbatch_size=microbatch_size, backend=backend, memory_budget=memory_budget
+        )
         value, aux, values = _run(trace, cut, _checked(plan, made) if plan else made, quantities_of(wanted), args)
         found = {stat.name: _finish(stat, values, trace) for stat in wanted}
         return ((value, aux) if has_aux else value), found
@@ -155,7 +162,7 @@ def _run(
         return merged, jax.tree.map(lambda x: jnp.asarray(x)[None], (aux, norms))
 
     (loss, *merged), (aux, joined) = in_chunks(
-        of_one if plan.microbatch_size == 1 else of_some, examples, trace.B, plan.microbatch_size
+        of_one if plan.one_at_a_time else of_some, examples, trace.B, plan.microbatch_size
     )
     aux = jax.tree.unflatten(trace.aux_tree, aux)
     return loss[MEAN.name], aux, [{**a, **b} for a, b in zip(merged, joined, strict=True)]

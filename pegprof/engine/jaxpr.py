@@ -4,6 +4,7 @@ The rest of the engine keys its tables by the primitive objects of ``primitives`
 Jaxprs that are *flat*: jit, remat, custom_jvp and custom_vjp are inlined; scan, while and cond remain.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ __all__ = [
     "prune",
     "shape_of",
     "source_line",
+    "source_of",
     "split_p",
     "start",
     "sub_jaxprs",
@@ -107,10 +109,17 @@ def source_line(eqn: JaxprEqn) -> str:
 def bind(eqn: JaxprEqn, values: Sequence[Any], **changed_params: Any) -> list[Any]:
     """Apply an equation to values, keeping the user's source line and name stack on what it traces."""
     params = eqn.primitive.get_bind_params({**eqn.params, **changed_params})
-    name_stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
-    with source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack), eqn.ctx.manager:
+    with source_of(eqn):
         out = eqn.primitive.bind(*values, **params)
     return list(out) if eqn.primitive.multiple_results else [out]
+
+
+@contextlib.contextmanager
+def source_of(eqn: JaxprEqn) -> Iterator[None]:
+    """What is traced in this context has the user's source line and name stack of an equation."""
+    name_stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    with source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack), eqn.ctx.manager:
+        yield
 
 
 Rule = Callable[[JaxprEqn, Sequence[Any]], list[Any]]

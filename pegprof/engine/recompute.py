@@ -17,7 +17,7 @@ from pegprof.engine.tails import Tail, size, variables
 p = primitives
 
 _CHEAP: frozenset[Primitive] = ELEMENTWISE | {
-    *(p.broadcast_in_dim_p, p.reshape_p, p.squeeze_p, p.transpose_p, p.iota_p)
+    *(p.broadcast_in_dim_p, p.reshape_p, p.squeeze_p, p.transpose_p, p.iota_p, p.scatter_add_p)
 }
 _SMALL = 1 / 4
 """What is at most this part of an operand is stored without regret: a mean and a scale beside a normalised value."""

@@ -9,7 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pegprof.engine.jaxpr import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, primitives
 from pegprof.engine.recompute import Ancestry, with_prelude
-from pegprof.engine.tails import Loop, Moved, Tail, example_dependent, find_tails, grows, moved_from, only_moves_entries
+from pegprof.engine.tails import (
+    Loop,
+    Moved,
+    Tail,
+    example_dependent,
+    find_tails,
+    moved_from,
+    only_moves_entries,
+    size,
+    variables,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,7 +127,8 @@ def _last_real_step(v: Var, made_by: Mapping[Var, JaxprEqn]) -> JaxprEqn | None:
 
 
 def _no_tail(v: Var, made_by: JaxprEqn | None, dependent: set[Var]) -> Tail:
-    larger = made_by is not None and grows(made_by, dependent)
+    taken = {u for u in variables(made_by.invars) if u in dependent} if made_by else {v}
+    larger = size(v) > sum(map(size, taken))
     return Tail(equations=(), starts=(), inputs=(v,), outputs=(v,), depends=(True,), grows=larger)
 
 

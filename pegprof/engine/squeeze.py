@@ -186,7 +186,8 @@ def _scatter(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
 class _Lookup:
     """The axes that a lookup keeps: of the operand, of the indices, of the result; and which of those are windows.
 
-    An axis of size one goes if nothing is looked up along it: a window's, a batch's, or one of the positions.
+    An axis of size one goes if nothing is looked up along it: a window's, a batch's, or one of the positions, unless it
+    is the last of these: XLA knows a lookup of one entry in each row (a label's, in a loss) by that axis.
     """
 
     operand_axes: list[int]
@@ -211,6 +212,9 @@ class _Lookup:
         position_axes = [axis for axis in range(result) if axis not in windows]
         operand_gone = {axis for axis in (*window_axes, *batched[0]) if operand[axis] == 1 and axis not in indexed}
         indices_gone = {axis for axis in positions if indices[axis] == 1}
+        own = [axis for axis in positions if axis not in batched[1]]
+        if own and indices_gone.issuperset(own):
+            indices_gone.discard(own[-1])
         gone = {at for at, axis in zip(windows, window_axes, strict=True) if axis in operand_gone}
         gone |= {at for at, axis in zip(position_axes, positions, strict=True) if axis in indices_gone}
         result_axes = [axis for axis in range(result) if axis not in gone]

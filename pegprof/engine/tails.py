@@ -33,6 +33,7 @@ from pegprof.engine.jaxpr import (
     dtype_of,
     primitives,
     shape_of,
+    source_of,
     split_p,
 )
 
@@ -100,6 +101,7 @@ class Tail:
 
     prelude: tuple[JaxprEqn, ...] = ()  # what recomputes operands of the equations from the inputs
     grows: bool = False  # with no equations: whether the body made the gradients larger than what they are made from
+    zeros: frozenset[Var] = frozenset()  # the inputs that are known to be all zeros
 
     def makes(self, atom: Atom) -> bool:
         return any(atom is v for eqn in self.equations for v in eqn.outvars)
@@ -147,8 +149,9 @@ class Loop:
         return list(values[:at]), list(values[at:end]), list(values[end:])
 
     def scan(self, step: Callable[[Any, Any], Any], init: Any, xs: Any) -> Any:
-        params = self.eqn.params
-        return jax.lax.scan(step, init, xs, length=params["length"], reverse=params["reverse"], unroll=params["unroll"])
+        params = {name: self.eqn.params[name] for name in ("length", "reverse", "unroll")}
+        with source_of(self.eqn):
+            return jax.lax.scan(step, init, xs, **params)
 
 
 def size(atom: Atom) -> int:
@@ -212,7 +215,17 @@ def find_tails(jaxpr: Jaxpr, gradients: Collection[int], depends: Sequence[bool]
     blocked = blocked_variables(jaxpr, gradients, dependent)
     members = _tail_equations(jaxpr, blocked, dependent)
     outputs = {v for i in gradients for v in variables([jaxpr.outvars[i]])}
-    return [_make_tail(group, outputs, dependent) for group in _connected(jaxpr, members)]
+    tails = [_make_tail(group, outputs, dependent) for group in _connected(jaxpr, members)]
+    zeros = frozenset(v for eqn in jaxpr.eqns if fills_with_zeros(eqn) for v in eqn.outvars)
+    return [dataclasses.replace(tail, zeros=zeros.intersection(tail.inputs)) for tail in tails]
+
+
+def fills_with_zeros(eqn: JaxprEqn) -> bool:
+    """Whether an equation makes an array of zeros out of nothing."""
+    if eqn.primitive is not p.broadcast_in_dim_p:
+        return False
+    filled_with = eqn.invars[0]
+    return isinstance(filled_with, Literal) and bool(filled_with.val == 0)
 
 
 def blocked_variables(jaxpr: Jaxpr, gradients: Collection[int], dependent: set[Var]) -> set[Var]:

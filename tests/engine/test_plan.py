@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from pegprof import PegprofError, grad_stats, make_plan
+from pegprof.engine.plan import Plan
 from pegprof.engine.strategies import STRATEGIES
 from tests.engine.cases import case, truth
 from tests.oracles import assert_stats_agree
@@ -75,8 +76,14 @@ def test_the_plan_says_where_a_variance_has_to_be_a_difference():
     assert "difference" not in make_plan(_model, *_arguments(), stats="variance").row("heads").why
 
 
-def test_what_no_strategy_knows_is_named_with_its_equation_and_the_line_of_the_user(monkeypatch):
-    monkeypatch.delitem(STRATEGIES, "loop")
+@pytest.fixture
+def materialise_only(monkeypatch):
+    for name in [name for name in STRATEGIES if name not in ("direct", "materialise")]:
+        monkeypatch.delitem(STRATEGIES, name)
+
+
+@pytest.mark.usefixtures("materialise_only")
+def test_what_no_strategy_knows_is_named_with_its_equation_and_the_line_of_the_user():
     plan = make_plan(_model, *_arguments())
     row = plan.row("out")
     assert row.strategy == "materialise"
@@ -86,9 +93,9 @@ def test_what_no_strategy_knows_is_named_with_its_equation_and_the_line_of_the_u
     assert set(plan.materialised) == {"embedding", "heads", "out"}
 
 
+@pytest.mark.usefixtures("materialise_only")
 def test_materialised_gradients_are_held_in_chunks_of_bounded_size(monkeypatch):
-    monkeypatch.delitem(STRATEGIES, "loop")
-    monkeypatch.setattr("pegprof.engine.plan.CHUNK_BYTES", 3 * 4 * 12 * 12)
+    monkeypatch.setattr("pegprof.engine.planner.CHUNK_BYTES", 3 * 4 * 12 * 12)
     row = make_plan(_model, *_arguments()).row("heads")
     assert row.chunk == 3
     assert row.bytes == 3 * 4 * 12 * 12
@@ -133,3 +140,36 @@ def test_a_plan_with_an_unknown_strategy_is_refused():
     plan = dataclasses.replace(plan, rows=(dataclasses.replace(plan.rows[0], strategy="factord"),))
     with pytest.raises(PegprofError, match="factored"):
         grad_stats(loss, plan=plan)(*arguments)
+
+
+def test_a_plan_is_data_and_reads_back_with_every_number_it_was_made_with():
+    plan = make_plan(_model, *_arguments(), backend="cpu")
+    again = Plan.from_json(plan.to_json())
+    assert again == plan
+    assert str(again) == str(plan)
+    assert plan.rates["bandwidth"] > 0
+    assert {pace.microbatch_size for pace in plan.paces} == {8, 4, 2, 1}
+    assert all(row.candidates[0].strategy == row.strategy for row in plan.rows if row.strategy != "constant")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": 0}', '{"schema": 1, "rows": 3}', "plan"])
+def test_what_is_not_a_plan_is_refused_in_words(text):
+    with pytest.raises(PegprofError, match="plan"):
+        Plan.from_json(text)
+
+
+def test_a_memory_budget_makes_the_planner_run_fewer_at_a_time():
+    free = make_plan(_model, *_arguments(64), backend="tpu")
+    assert free.microbatch_size == 64
+    (all_at_once,) = free.paces
+    tight = make_plan(_model, *_arguments(64), backend="tpu", memory_budget=int(all_at_once.bytes / 3))
+    assert tight.microbatch_size < 64
+    (chosen,) = [pace for pace in tight.paces if pace.microbatch_size == tight.microbatch_size]
+    assert chosen.bytes <= all_at_once.bytes / 3
+
+
+def test_the_cheapest_candidate_by_the_rates_of_the_backend_is_chosen():
+    for backend in ("cpu", "gpu", "tpu"):
+        for row in make_plan(_model, *_arguments(), backend=backend).rows:
+            seconds = [candidate.seconds for candidate in row.candidates]
+            assert seconds == sorted(seconds)

@@ -4,9 +4,11 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from pegprof.engine.jaxpr import Env, JaxprEqn, bind, dtype_of, primitives, sub_jaxprs
+from pegprof.engine.costs import Cost
+from pegprof.engine.jaxpr import Env, JaxprEqn, Rule, bind, dtype_of, primitives, sub_jaxprs
 from pegprof.engine.quantities import Values
 from pegprof.engine.statistics import Quantity
 from pegprof.engine.tails import Tail
@@ -38,27 +40,16 @@ class Strategy:
       why: what makes it the right one, for people.
       fits: whether it can give these quantities at a tail.
       run: the quantities of each of the tail's gradients; the last argument is how many gradients may be held at once.
-      gradients_held: how many gradients it holds at once, from B and that number.
+      cost: what it takes for a batch: from the tail, the quantities, B and how many gradients may be held at once.
       recomputes: whether it makes operands anew for each example, rather than have them stored for all.
-      products: how often it forms the product, from the quantities.
     """
 
     name: str
     why: str
     fits: Callable[[Tail, Sequence[Quantity]], bool]
     run: Callable[[Tail, Sequence[Quantity], Frontier, int], list[Values]]
-    gradients_held: Callable[[int, int], int]
+    cost: Callable[[Tail, Sequence[Quantity], int, int], Cost]
     recomputes: bool = False
-    products: Callable[[Sequence[Quantity]], int] = lambda quantities: 1
-
-
-def run_wide(tail: Tail, inputs: Sequence[Any]) -> list[Any]:
-    """The gradients of one example with nothing rounded below float32 on the way."""
-    env = Env()
-    env.write(tail.inputs, inputs)
-    env.run(tail.prelude)
-    env.run(tail.equations, bind_wide)
-    return env.read(tail.outputs)
 
 
 def bind_wide(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
@@ -82,4 +73,21 @@ def bind_wide(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
         return bind(eqn, values, new_dtype=jnp.result_type(wide, eqn.params["new_dtype"]))
     if "preferred_element_type" in eqn.params:
         return bind(eqn, values, preferred_element_type=wide)
+    if eqn.primitive is primitives.scatter_add_p and wide != dtype_of(eqn.outvars[0]):
+        return [_scatter_add(eqn, values)]  # it holds its addition as a Jaxpr of the narrow dtype
     return bind(eqn, values)
+
+
+def run_wide(tail: Tail, inputs: Sequence[Any], rule: Rule = bind_wide) -> list[Any]:
+    """The gradients of one example with nothing rounded below float32 on the way; equations are applied by ``rule``."""
+    env = Env()
+    env.write(tail.inputs, inputs)
+    env.run(tail.prelude)
+    env.run(tail.equations, rule)
+    return env.read(tail.outputs)
+
+
+def _scatter_add(eqn: JaxprEqn, values: Sequence[Any]) -> Any:
+    names = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
+    operand, indices, updates = values
+    return jax.lax.scatter_add(operand, indices, updates, **{name: eqn.params[name] for name in names})

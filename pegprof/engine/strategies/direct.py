@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from pegprof.engine.costs import Cost, gradient_bytes
 from pegprof.engine.quantities import Values, of_stack
 from pegprof.engine.statistics import Quantity
 from pegprof.engine.strategies.base import Frontier, Strategy
@@ -12,10 +13,15 @@ def _run(tail: Tail, quantities: Sequence[Quantity], frontier: Frontier, chunk: 
     return [of_stack(quantities, g_Bx) for g_Bx in frontier.values]
 
 
+def _cost(tail: Tail, quantities: Sequence[Quantity], B: int, chunk: int) -> Cost:
+    held = B * gradient_bytes(tail)
+    return Cost(bytes_moved=held, bytes_held=held)
+
+
 DIRECT = Strategy(
     name="direct",
     why="the gradient is no larger than what it is made from",
     fits=lambda tail, quantities: not tail.equations and not tail.grows,
     run=_run,
-    gradients_held=lambda B, chunk: B,
+    cost=_cost,
 )

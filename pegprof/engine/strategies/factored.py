@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from pegprof.engine.contraction import contracted_size
+from pegprof.engine.costs import Cost, frontier_bytes, gradient_bytes, tail_cost
 from pegprof.engine.jaxpr import Env, JaxprEqn, Literal, Var, bind
 from pegprof.engine.jaxpr import primitives as p
 from pegprof.engine.quantities import Values, widen
@@ -125,11 +126,19 @@ def _is_batched(atom: Var | Literal, tail: Tail, frontier: Frontier) -> bool:
     return any(b for v, b in zip(tail.inputs, frontier.batched, strict=True) if v is atom)
 
 
+def _cost(tail: Tail, quantities: Sequence[Quantity], B: int, chunk: int) -> Cost:
+    """One product over the whole batch for each moment; a variance takes two."""
+    names = {q.name for q in quantities if isinstance(q, Moment)}
+    if any(isinstance(q, Centred) for q in quantities):
+        names |= {MEAN.name, SQUARE.name}
+    moved = B * frontier_bytes(tail) + gradient_bytes(tail)
+    return (tail_cost(tail) * B + Cost(bytes_moved=moved)) * max(1, len(names))
+
+
 FACTORED = Strategy(
     name="factored",
     why="an outer product: statistics of it are products of statistics",
     fits=_fits,
     run=_run,
-    gradients_held=lambda B, chunk: 0,
-    products=lambda quantities: max(1, sum(isinstance(q, Moment) for q in quantities)),
+    cost=_cost,
 )

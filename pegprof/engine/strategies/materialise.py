@@ -5,13 +5,14 @@ from typing import Any
 
 import jax
 
+from pegprof.engine.costs import Cost, chunks, frontier_bytes, gradient_bytes, tail_cost
 from pegprof.engine.quantities import Values, in_chunks, is_per_example, of_stack
 from pegprof.engine.statistics import Quantity
 from pegprof.engine.strategies.base import Frontier, Strategy, run_wide
 from pegprof.engine.tails import Tail
 
 
-def _run(tail: Tail, quantities: Sequence[Quantity], frontier: Frontier, chunk: int) -> list[Values]:
+def run(tail: Tail, quantities: Sequence[Quantity], frontier: Frontier, chunk: int) -> list[Values]:
     axes = [0 if b else None for b in frontier.batched]
 
     def of_chunk(examples: list[Any], n: int) -> tuple[list[Values], list[Values]]:
@@ -26,11 +27,19 @@ def _run(tail: Tail, quantities: Sequence[Quantity], frontier: Frontier, chunk: 
     return [{**a, **b} for a, b in zip(merged, joined, strict=True)]
 
 
+def cost(tail: Tail, quantities: Sequence[Quantity], B: int, chunk: int) -> Cost:
+    """A batched product writes all gradients of a chunk, and each quantity reads them."""
+    one = tail_cost(tail)
+    moved = frontier_bytes(tail) + gradient_bytes(tail) * (1 + len(quantities))
+    batched = Cost(batched_flops=one.matmul_flops + one.conv_flops, other_flops=one.other_flops, bytes_moved=moved)
+    return batched * B + Cost(steps=chunks(B, chunk), bytes_held=min(B, chunk) * gradient_bytes(tail))
+
+
 MATERIALISE = Strategy(
     name="materialise",
     why="no other strategy fits",
     fits=lambda tail, quantities: True,
-    run=_run,
-    gradients_held=lambda B, chunk: min(B, chunk),
+    run=run,
+    cost=cost,
     recomputes=True,
 )

@@ -1,0 +1,74 @@
+"""What the body of a program takes when it runs some examples at a time.
+
+All at once is what a plain gradient does. Fewer at a time need less memory, and on a CPU often less time as well: the
+values of a few examples stay in the cache, where those of a batch go through memory again and again. Against that stand
+smaller matrix products and, for each chunk, adding to every quantity of every parameter.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+from pegprof.engine.costs import Cost, Rates
+from pegprof.engine.flops import count_equation_flops
+from pegprof.engine.jaxpr import JaxprEqn, dtype_of, shape_of
+from pegprof.engine.jaxpr import primitives as p
+from pegprof.engine.sites import Cut, InnerLoop, Site
+from pegprof.engine.squeeze import ELEMENTWISE
+from pegprof.engine.tails import size
+
+_FULL_SPEED_ROWS = 32
+"""A matrix product with this many rows runs at half of a large one's speed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Body:
+    """What one example's forward and backward pass takes, outside the sites."""
+
+    cost: Cost
+    rows: float  # of its matrix products, on average over their operations: the positions of an example
+    value_bytes: float  # the size of its values, on average over their bytes
+    live_bytes: float  # at the most: all that is not elementwise, and so may have to be stored
+
+
+def body_of(cut: Cut) -> Body:
+    """Count a cut program's body, for one example."""
+    cost, rows, squares, live = Cost(), 0.0, 0.0, 0.0
+    for eqn, times in _body_equations(cut):
+        flops = count_equation_flops(eqn) * times
+        sizes = [size(v) * dtype_of(v).itemsize for v in eqn.outvars if dtype_of(v) is not None]
+        made = float(sum(sizes)) * times
+        squares += sum(n * n for n in sizes) * times
+        live += 0 if eqn.primitive in ELEMENTWISE else made
+        if eqn.primitive is p.dot_general_p:
+            cost += Cost(matmul_flops=flops, bytes_moved=made)
+            rows += flops * (shape_of(eqn.outvars[0]) or (1,))[0]
+        elif eqn.primitive is p.conv_general_dilated_p:
+            cost += Cost(conv_flops=flops, bytes_moved=made)
+        else:
+            cost += Cost(other_flops=flops, bytes_moved=made)
+    return Body(
+        cost=cost,
+        rows=rows / cost.matmul_flops if cost.matmul_flops else 1.0,
+        value_bytes=squares / cost.bytes_moved if cost.bytes_moved else 0.0,
+        live_bytes=live,
+    )
+
+
+def body_seconds(body: Body, examples: int, rates: Rates) -> float:
+    """An estimate for some examples at once."""
+    speed = examples * body.rows / (examples * body.rows + _FULL_SPEED_ROWS)
+    cached = 3 * examples * body.value_bytes <= rates.cache_bytes  # two operands and a result
+    cost = dataclasses.replace(body.cost, matmul_flops=body.cost.matmul_flops / speed) * examples
+    return rates.seconds(cost) - (cost.bytes_moved / rates.bandwidth * (1 - 1 / rates.cache_speedup) if cached else 0.0)
+
+
+def _body_equations(cut: Cut, times: int = 1) -> Iterator[tuple[JaxprEqn, int]]:
+    """The equations outside sites, and how often each runs for an example."""
+    for step in cut.steps:
+        match step:
+            case Site():
+                continue
+            case InnerLoop():
+                yield from _body_equations(step.cut, times * step.loop.eqn.params["length"])
+            case eqn:
+                yield eqn, times

@@ -1,0 +1,269 @@
+"""The benchmarks run, on models too small to say anything, and their arithmetic is right."""
+
+import csv
+import dataclasses
+import importlib
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import pegprof
+from benchmarks import batch_scaling, engine, models, rates, timing
+from pegprof.engine.costs import RATES, Rates
+from pegprof.errors import PegprofError
+from pegprof.problem import load_problem
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "benchmarks"
+PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.py") if "__main__" in path.read_text(encoding="utf-8"))
+LINEAR = """
+import jax, jax.numpy as jnp, pegprof
+linear = pegprof.Problem(
+    name="linear",
+    init=lambda key: {"w": jax.random.normal(key, (4, 2))},
+    loss=lambda p, x: jnp.mean(jnp.tanh(x @ p["w"]) ** 2),
+    batch=lambda key, B: jax.random.normal(key, (B, 4)),
+)
+"""
+
+
+def invoke(module, *arguments):
+    app = engine.typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command()(module.main)
+    return CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def linear(tmp_path_factory):
+    """The spec of a tiny model in a user's file."""
+    path = tmp_path_factory.mktemp("models") / "linear.py"
+    path.write_text(LINEAR, encoding="utf-8")
+    return f"{path}:linear"
+
+
+def tiny_row(model="tiny", *, time=1.0, other=1.0, temp=100, error=0.0, kinds=()):
+    """A row as if it had been measured: 100 bytes and one second for grad, a largest parameter of 50 bytes."""
+
+    def cell(ratio, temp_bytes, error=None):
+        timed = timing.Timing(ratios=(ratio,), times_s=(ratio,), runs=1)
+        program = timing.Program(run=lambda: None, compile_s=1.0, temp_bytes=temp_bytes)
+        return engine.Cell(program=program, timing=timed, error=error)
+
+    problem = pegprof.Problem(name=model, init=None, loss=None, batch=None)
+    return engine.Row(
+        model=models.Model(name=model, problem=problem, batch=8, kinds=frozenset(kinds)),
+        stats=("mean", "second_moment"),
+        cells={"grad": cell(1.0, 100), "vmap": cell(other, 100), "surgery": cell(time, temp, error)},
+        plan=None,
+        plan_s=None,
+        largest_parameter_bytes=50,
+        parameters=1,
+    )
+
+
+def missed(*rows, stats=("mean", "second_moment")):
+    return engine.check_bars(engine.Results(rows=rows, stats=stats))[0]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_benchmark_has_help(program):
+    result = invoke(importlib.import_module(f"benchmarks.{program}"), "--help")
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+
+
+def test_a_benchmark_runs_as_a_file_and_says_what_is_wrong():
+    command = [sys.executable, FOLDER / "engine.py", "--models", "dence"]
+    environment = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "did you mean 'dense'?" in done.stderr
+
+
+def test_the_readme_lists_every_program_and_model():
+    text = (FOLDER / "README.md").read_text(encoding="utf-8")
+    first_cells = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
+    assert sorted(first_cells) == sorted([*(f"{name}.py" for name in PROGRAMS), *models.MODELS])
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_every_model_takes_a_batch_and_a_bare_example(name):
+    problem = models.MODELS[name]().problem
+    params, batch = problem.abstract_params(), problem.abstract_batch(2)
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
+    assert not problem.keep_batch_dim
+    for data in (batch, example):
+        assert jax.eval_shape(problem.loss, params, data).shape == ()
+
+
+@pytest.mark.parametrize("name", ["depthwise", "lstm", "vit", "resnet"])
+def test_the_examples_of_our_own_models_do_not_interact(name):
+    problem = models.MODELS[name]().problem
+    draw = np.random.default_rng(0).normal
+    params = jax.tree.map(lambda x: 0.1 * draw(size=x.shape).astype(x.dtype), problem.abstract_params())
+    batch = problem.batch(jax.random.key(1), 2)
+    apart = jax.jit(jax.vmap(problem.loss, in_axes=(None, 0)))(params, batch)
+    assert jax.jit(problem.loss)(params, batch) == pytest.approx(float(jnp.mean(apart)), rel=1e-4)
+
+
+def test_engine_writes_a_row_for_each_model_and_method_and_the_means(linear, tmp_path):
+    path = tmp_path / "engine.csv"
+    result = invoke(engine, "--models", linear, "--batch", 8, "--rounds", 2, "--repeats", 2, "--csv", path)
+    assert result.exit_code == 0
+    assert "geometric mean" in result.output
+    rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    assert [row["method"] for row in rows] == list(engine.METHODS) * 2
+    by_method = {row["method"]: row for row in rows if row["model"] == linear}
+    assert float(by_method["grad"]["time_ratio"]) == 1
+    assert by_method["micro_grad_16"]["reason"] == "16 does not divide 8"
+    ours = by_method["surgery"]
+    repeats = [float(ratio) for ratio in ours["time_ratio_by_repeat"].split(";")]
+    assert len(repeats) == 2
+    assert float(ours["time_ratio"]) == pytest.approx(min(repeats), abs=1e-3)
+    assert float(ours["max_rel_error"]) < 1e-5
+    assert re.fullmatch(r"\w+ 1", ours["strategies"])
+
+
+def test_engine_sends_the_tables_to_stderr_when_stdout_is_the_csv(linear):
+    result = invoke(engine, "--models", linear, "--methods", "surgery", "--rounds", 1, "--repeats", 1, "--csv", "-")
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("model,batch")
+    assert len(lines) == 1 + 2 * 2
+    assert "geometric mean" in result.stderr
+
+
+def test_methods_always_have_grad_and_micro_grad_is_all_sizes():
+    assert engine.find_methods("surgery") == ["grad", "surgery"]
+    assert engine.find_methods("micro_grad,vmap") == ["grad", "vmap", "micro_grad_1", "micro_grad_4", "micro_grad_16"]
+    with pytest.raises(PegprofError, match="did you mean 'surgery'"):
+        engine.find_methods("surgeri")
+
+
+def test_a_row_within_the_bars_misses_none():
+    assert missed(tiny_row(time=1.1, other=1.0, temp=150)) == []
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        (dict(time=1.7, other=2.0), "time ÷ grad: 1.7"),
+        (dict(time=1.25, other=2.0, kinds=["convolution"]), "CNN and depthwise: 1.25"),
+        (dict(time=0.95, kinds=["transformer", "T≥D"]), "T ≥ D: 0.95"),
+        (dict(time=1.15, other=1.0), "best of vmap and micro_grad: 1.15"),
+        (dict(temp=151), "temporaries"),
+        (dict(error=0.01), "error of the statistics: 0.01"),
+        (dict(error=math.nan), "error of the statistics: nan"),
+    ],
+)
+def test_each_bar_is_missed_by_what_is_above_it(row, what):
+    (text,) = missed(tiny_row(**row))
+    assert what in text
+
+
+def test_the_bar_on_the_mean_is_on_the_geometric_mean():
+    fast, slow = tiny_row("fast", time=1.0, other=2.0), tiny_row("slow", time=1.5, other=2.0)
+    assert [text.split(":")[0] for text in missed(fast, slow)] == ["time ÷ grad, geometric mean"]
+    assert missed(fast, tiny_row("slow", time=1.3, other=2.0)) == []
+
+
+def test_norms_have_a_bar_of_their_own():
+    row = tiny_row(time=1.4, other=2.0, kinds=["transformer"])
+    (text,) = missed(row, stats=("norm",))
+    assert "of norms, transformers: 1.4" in text
+
+
+def test_surgery_that_could_not_be_timed_misses_its_bars():
+    row = tiny_row()
+    row.cells["surgery"] = engine.Cell(reason="skipped: 70× at its first run")
+    assert any("time ÷ grad: inf" in text for text in missed(row))
+
+
+def test_a_ratio_is_of_two_runs_of_the_same_round():
+    runs = {"grad": lambda: None, "slow": lambda: None}
+    schedule = timing.Schedule(rounds=6, every={"grad": 1, "slow": 3})
+    found = timing.time_rounds(runs, "grad", schedule, repeats=2)
+    assert found["grad"].ratios == (1.0, 1.0)
+    assert (found["grad"].runs, found["slow"].runs) == (12, 4)
+
+
+def test_slow_programs_run_in_three_rounds_at_least():
+    schedule = timing.make_schedule({"grad": 1.0, "slow": 50.0}, "grad", rounds=9, seconds=1)
+    assert schedule.every == {"grad": 1, "slow": 3}
+    assert timing.make_schedule({"grad": 1.0, "slow": 50.0}, "grad", rounds=None, seconds=1).rounds == timing.MIN_ROUNDS
+
+
+def sweep(grad, ours, axis="batch"):
+    def points(values):
+        return [batch_scaling.Point(size=n, time_s=t, temp_bytes=int(1000 * t)) for n, t in values.items()]
+
+    return batch_scaling.Sweep(model="tiny", axis=axis, points={"grad": points(grad), "surgery": points(ours)})
+
+
+def test_a_slope_leaves_out_what_is_paid_once():
+    found = sweep({8: 1.8, 16: 2.6, 32: 4.2}, {8: 5.8, 16: 6.6, 32: 8.2})
+    assert found.slope("grad", "time_s") == pytest.approx(0.1)
+    assert found.slope_ratio("time_s") == pytest.approx(1.0)
+    assert batch_scaling.missed_bars([found]) == []
+
+
+def test_a_slope_above_that_of_grad_is_missed_and_one_below_is_not():
+    steep, flat = {8: 8.0, 16: 16.0}, {8: 4.0, 16: 8.0}
+    assert len(batch_scaling.missed_bars([sweep(flat, steep)])) == 2  # time and temporaries
+    assert batch_scaling.missed_bars([sweep(steep, flat), sweep(flat, steep, axis="seq_len")]) == []
+
+
+def test_batch_scaling_draws_both_files_and_writes_the_slopes(tmp_path):
+    sweeps = [sweep({8: 1.0, 16: 2.0}, {8: 1.5, 16: 2.5}), sweep({8: 1.0}, {8: 1.0}, axis="seq_len")]
+    paths = batch_scaling.draw(sweeps, tmp_path / "figure")
+    assert [path.name for path in paths] == ["figure.png", "figure.svg"]
+    assert all(path.stat().st_size > 1000 for path in paths)
+    rows = batch_scaling.csv_rows(sweeps)
+    assert len(rows) == 6
+    assert [row["time_slope_ratio"] for row in rows[:4]] == [None, None, pytest.approx(1.0), pytest.approx(1.0)]
+
+
+def test_a_sweep_measures_both_methods_at_each_size(linear):
+    problem = load_problem(linear)
+    found = batch_scaling.measure_sweep("linear", "batch", [2, 4], lambda B: (problem, B), rounds=1)
+    assert [[point.size for point in points] for points in found.points.values()] == [[2, 4], [2, 4]]
+
+
+def test_peers_says_what_is_missing_and_how_to_install_it(monkeypatch):
+    peers = importlib.import_module("benchmarks.peers")
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
+    result = invoke(peers)
+    assert result.exit_code == 0
+    assert "BackPACK is not installed: pip install backpack-for-pytorch" in result.output
+
+
+def test_rates_are_printed_as_a_line_of_the_table():
+    found = dataclasses.replace(RATES["cpu"], matmul=9.99e10, steps=2e5, cache_bytes=2**20)
+    text = rates.format_rates(found)
+    assert text.startswith("Rates(matmul=1e11, ")
+    assert eval(text).steps == 2e5
+    assert eval(text).cache_bytes == 2**20
+
+
+def test_every_rate_of_the_planner_has_a_measurement():
+    fields = {field.name for field in dataclasses.fields(Rates)}
+    assert set(rates.MEASURES) == fields - {"cache_bytes"}
+    assert rates.measure_steps(1) > 0
+
+
+def test_a_cache_that_cores_share_counts_once(tmp_path):
+    for core, shared in (("cpu0", "0-1"), ("cpu1", "0-1"), ("cpu2", "2")):
+        index = tmp_path / core / "cache/index2"
+        index.mkdir(parents=True)
+        for name, text in (("type", "Unified"), ("level", "2"), ("size", "512K"), ("shared_cpu_list", shared)):
+            (index / name).write_text(f"{text}\n")
+    assert rates.find_caches(tmp_path) == {2: 2**20}
