@@ -28,17 +28,19 @@ class Body:
     rows: float  # of its matrix products, on average over their operations: the positions of an example
     value_bytes: float  # the size of its values, on average over their bytes
     live_bytes: float  # at the most: all that is not elementwise, and so may have to be stored
+    steps: float  # of the loops in it, however many examples go through them together
 
 
 def body_of(cut: Cut) -> Body:
     """Count a cut program's body, for one example."""
-    cost, rows, squares, live = Cost(), 0.0, 0.0, 0.0
+    cost, rows, squares, live, steps = Cost(), 0.0, 0.0, 0.0, 0.0
     for eqn, times in _body_equations(cut):
         flops = count_equation_flops(eqn) * times
         sizes = [size(v) * dtype_of(v).itemsize for v in eqn.outvars if dtype_of(v) is not None]
         made = float(sum(sizes)) * times
         squares += sum(n * n for n in sizes) * times
         live += 0 if eqn.primitive in ELEMENTWISE else made
+        steps += times * eqn.params["length"] if eqn.primitive is p.scan_p else 0
         if eqn.primitive is p.dot_general_p:
             cost += Cost(matmul_flops=flops, bytes_moved=made)
             rows += flops * (shape_of(eqn.outvars[0]) or (1,))[0]
@@ -51,6 +53,7 @@ def body_of(cut: Cut) -> Body:
         rows=rows / cost.matmul_flops if cost.matmul_flops else 1.0,
         value_bytes=squares / cost.bytes_moved if cost.bytes_moved else 0.0,
         live_bytes=live,
+        steps=steps + sum(length for _, length in _inner_loops(cut)),
     )
 
 
@@ -59,7 +62,17 @@ def body_seconds(body: Body, examples: int, rates: Rates) -> float:
     speed = examples * body.rows / (examples * body.rows + _FULL_SPEED_ROWS)
     cached = 3 * examples * body.value_bytes <= rates.cache_bytes  # two operands and a result
     cost = dataclasses.replace(body.cost, matmul_flops=body.cost.matmul_flops / speed) * examples
+    cost += Cost(steps=body.steps)
     return rates.seconds(cost) - (cost.bytes_moved / rates.bandwidth * (1 - 1 / rates.cache_speedup) if cached else 0.0)
+
+
+def _inner_loops(cut: Cut, times: int = 1) -> Iterator[tuple[InnerLoop, int]]:
+    """The loops that have sites of their own, and how many steps each takes in all."""
+    for step in cut.steps:
+        if isinstance(step, InnerLoop):
+            steps = times * step.loop.eqn.params["length"]
+            yield step, steps
+            yield from _inner_loops(step.cut, steps)
 
 
 def _body_equations(cut: Cut, times: int = 1) -> Iterator[tuple[JaxprEqn, int]]:

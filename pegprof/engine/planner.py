@@ -24,6 +24,9 @@ from pegprof.engine.tails import Tail, example_dependent, variables
 from pegprof.engine.trace import Loss, Roles, Trace, trace_example
 from pegprof.errors import PegprofError
 
+WORTH_IT = 0.97
+"""Fewer examples at a time must promise at least this part of the time of all at once: an estimate is an estimate."""
+
 CHUNK_BYTES = 64 * 2**20
 """How much the gradients that a site holds at once may take, at the most."""
 
@@ -124,11 +127,12 @@ def _paces_to_try(B: int, backend: str, memory_budget: int | None) -> list[int]:
 
 
 def _best_pace(paces: Sequence[Pace], memory_budget: int | None) -> Pace:
-    """The fastest that fits the budget; if none does, the one that needs the least."""
+    """The fastest that fits the budget, the largest if it is nearly as fast; if none fits, the one that needs least."""
     fitting = [pace for pace in paces if memory_budget is None or pace.bytes <= memory_budget]
     if not fitting:
         return min(paces, key=lambda pace: pace.bytes)
-    return min(fitting, key=lambda pace: pace.seconds)
+    most, fastest = fitting[0], min(fitting, key=lambda pace: pace.seconds)
+    return fastest if fastest.seconds < WORTH_IT * most.seconds else most
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

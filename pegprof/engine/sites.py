@@ -127,8 +127,9 @@ def _last_real_step(v: Var, made_by: Mapping[Var, JaxprEqn]) -> JaxprEqn | None:
 
 
 def _no_tail(v: Var, made_by: JaxprEqn | None, dependent: set[Var]) -> Tail:
-    taken = {u for u in variables(made_by.invars) if u in dependent} if made_by else {v}
-    larger = size(v) > sum(map(size, taken))
+    larger = False
+    if made_by is not None and made_by.primitive is not primitives.broadcast_in_dim_p:  # which XLA never stores
+        larger = size(v) > sum(size(u) for u in set(variables(made_by.invars)) & dependent)
     return Tail(equations=(), starts=(), inputs=(v,), outputs=(v,), depends=(True,), grows=larger)
 
 

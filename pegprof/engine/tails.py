@@ -257,8 +257,9 @@ def _is_start(eqn: JaxprEqn, dependent: set[Var]) -> bool:
     taken = [v for v in variables(eqn.invars) if v in dependent]
     if eqn.primitive in CONTRACTIONS:
         return len(taken) >= 2
-    # Also a lookup's scatter-add, a slice's padding, a cond: what it makes is larger than what it is made of.
-    return bool(taken) and grows(eqn, dependent)
+    # Also a lookup's scatter-add, a slice's padding, a cond: what it makes is larger than what it is made of. A
+    # broadcast is not: XLA never stores what it makes.
+    return bool(taken) and eqn.primitive is not p.broadcast_in_dim_p and grows(eqn, dependent)
 
 
 def _tail_equations(jaxpr: Jaxpr, blocked: set[Var], dependent: set[Var]) -> dict[int, bool]:
