@@ -71,15 +71,15 @@ class Rates:
 # and a TPU v5p (bf16, at half rate for float32 by passes), with the time of a kernel launch as a step.
 RATES: dict[str, Rates] = {
     "cpu": Rates(
-        matmul=1.2e11,
-        batched=1.5e10,
-        conv=4e10,
+        matmul=1e11,
+        batched=1.5e10,  # at the sizes of a gradient's products; large ones run like plain ones
+        conv=2.9e10,
         lone_conv=4e9,
-        other=4e9,
+        other=6.7e9,
         bandwidth=1.5e10,
-        steps=2e5,
+        steps=5e5,
         cache_bytes=8 * 2**20,
-        cache_speedup=5,
+        cache_speedup=8,
     ),
     "gpu": Rates(
         matmul=4.9e14,

@@ -19,6 +19,9 @@ from pegprof.engine.tails import size
 _FULL_SPEED_ROWS = 32
 """A matrix product with this many rows runs at half of a large one's speed."""
 
+_FULL_SPEED_IMAGES = 8
+"""And so does a convolution of this many images."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Body:
@@ -41,17 +44,18 @@ def body_of(cut: Cut) -> Body:
         squares += sum(n * n for n in sizes) * times
         live += 0 if eqn.primitive in ELEMENTWISE else made
         steps += times * eqn.params["length"] if eqn.primitive is p.scan_p else 0
+        moved = 3 * made  # two operands and a result
         if eqn.primitive is p.dot_general_p:
-            cost += Cost(matmul_flops=flops, bytes_moved=made)
+            cost += Cost(matmul_flops=flops, bytes_moved=moved)
             rows += flops * (shape_of(eqn.outvars[0]) or (1,))[0]
-        elif eqn.primitive is p.conv_general_dilated_p:
-            cost += Cost(conv_flops=flops, bytes_moved=made)
+        elif eqn.primitive is p.conv_general_dilated_p and eqn.params["feature_group_count"] == 1:
+            cost += Cost(conv_flops=flops, bytes_moved=moved)
         else:
-            cost += Cost(other_flops=flops, bytes_moved=made)
+            cost += Cost(other_flops=flops, bytes_moved=moved)
     return Body(
         cost=cost,
         rows=rows / cost.matmul_flops if cost.matmul_flops else 1.0,
-        value_bytes=squares / cost.bytes_moved if cost.bytes_moved else 0.0,
+        value_bytes=3 * squares / cost.bytes_moved if cost.bytes_moved else 0.0,
         live_bytes=live,
         steps=steps + sum(length for _, length in _inner_loops(cut)),
     )
@@ -60,10 +64,15 @@ def body_of(cut: Cut) -> Body:
 def body_seconds(body: Body, examples: int, rates: Rates) -> float:
     """An estimate for some examples at once."""
     speed = examples * body.rows / (examples * body.rows + _FULL_SPEED_ROWS)
-    cached = 3 * examples * body.value_bytes <= rates.cache_bytes  # two operands and a result
-    cost = dataclasses.replace(body.cost, matmul_flops=body.cost.matmul_flops / speed) * examples
-    cost += Cost(steps=body.steps)
-    return rates.seconds(cost) - (cost.bytes_moved / rates.bandwidth * (1 - 1 / rates.cache_speedup) if cached else 0.0)
+    conv_speed = examples / (examples + _FULL_SPEED_IMAGES)
+    in_cache = min(1.0, rates.cache_bytes / max(1.0, 3 * examples * body.value_bytes))
+    cost = dataclasses.replace(
+        body.cost,
+        matmul_flops=body.cost.matmul_flops / speed,
+        conv_flops=body.cost.conv_flops / conv_speed,
+        bytes_moved=body.cost.bytes_moved / (1 + (rates.cache_speedup - 1) * in_cache),
+    )
+    return rates.seconds(cost * examples + Cost(steps=body.steps))
 
 
 def _inner_loops(cut: Cut, times: int = 1) -> Iterator[tuple[InnerLoop, int]]:

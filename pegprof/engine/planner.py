@@ -24,7 +24,7 @@ from pegprof.engine.tails import Tail, example_dependent, variables
 from pegprof.engine.trace import Loss, Roles, Trace, trace_example
 from pegprof.errors import PegprofError
 
-WORTH_IT = 0.97
+WORTH_IT = 0.95
 """Fewer examples at a time must promise at least this part of the time of all at once: an estimate is an estimate."""
 
 CHUNK_BYTES = 64 * 2**20

@@ -26,10 +26,10 @@ def _model(params, batch):
 def _arguments(B=8):
     f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
     params = {
-        "embedding": f32(50, 12),
-        "heads": f32(12, 2, 6),
-        "out": f32(2, 6, 12),
-        "bias": f32(12),
+        "embedding": f32(500, 96),
+        "heads": f32(96, 4, 24),
+        "out": f32(4, 24, 96),
+        "bias": f32(96),
         "unused": f32(),
     }
     return params, (jax.ShapeDtypeStruct((B, 10), jnp.int32), f32(B))
@@ -37,12 +37,12 @@ def _arguments(B=8):
 
 GOLDEN = """\
 plan for mean, second_moment of 8 examples on cpu, all at once
-parameter  shape   contraction                         T  strategy    flops    bytes  why
-bias       12      bto->o                              –  direct          0    384 B  the gradient is no larger than what it is made from
-embedding  50×12   bti,bto->io + scatter-add bto->io  20  loop      101.8 k  2.3 KiB  one product an example, every statistic from it
-heads      12×2×6  bti,btop->iop                      10  loop       23.0 k    576 B  one product an example, every statistic from it
-out        2×6×12  btij,bto->ijo                      10  loop       23.0 k    576 B  one product an example, every statistic from it
-unused     scalar  –                                   –  constant        0      0 B  no example has a part in this gradient
+parameter  shape    contraction                         T  strategy  flops      bytes  why
+bias       96       bto->o                              –  direct        0    3.0 KiB  the gradient is no larger than what it is made from
+embedding  500×96   bti,bto->io + scatter-add bto->io  20  tied      7.7 M  187.5 KiB  one product an example, the rows looked up added into it
+heads      96×4×24  bti,btop->iop                      10  loop      1.5 M   36.0 KiB  one product an example, every statistic from it
+out        4×24×96  btij,bto->ijo                      10  loop      1.5 M   36.0 KiB  one product an example, every statistic from it
+unused     scalar   –                                   –  constant      0        0 B  no example has a part in this gradient
 """  # noqa: E501
 
 
@@ -53,8 +53,8 @@ def test_a_plan_prints_one_row_for_each_parameter():
 def test_the_cost_of_a_loop_is_one_product_an_example_and_one_gradient_held():
     row = make_plan(_model, *_arguments(), backend="cpu").row("heads")
     assert (row.strategy, row.rank) == ("loop", 10)
-    assert row.flops == 8 * 2 * 10 * 12 * 12
-    assert row.bytes == 4 * 12 * 12
+    assert row.flops == 8 * 2 * 10 * 96 * 96
+    assert row.bytes == 4 * 96 * 96
 
 
 def test_an_outer_product_is_factored_with_one_product_for_each_moment():
@@ -95,10 +95,10 @@ def test_what_no_strategy_knows_is_named_with_its_equation_and_the_line_of_the_u
 
 @pytest.mark.usefixtures("materialise_only")
 def test_materialised_gradients_are_held_in_chunks_of_bounded_size(monkeypatch):
-    monkeypatch.setattr("pegprof.engine.planner.CHUNK_BYTES", 3 * 4 * 12 * 12)
-    row = make_plan(_model, *_arguments()).row("heads")
+    monkeypatch.setattr("pegprof.engine.planner.CHUNK_BYTES", 3 * 4 * 96 * 96)
+    row = make_plan(_model, *_arguments(64), microbatch_size=64).row("heads")
     assert row.chunk == 3
-    assert row.bytes == 3 * 4 * 12 * 12
+    assert row.bytes == 3 * 4 * 96 * 96
 
 
 @pytest.mark.usefixtures("x64")
