@@ -30,6 +30,7 @@ from pegprof.engine.jaxpr import (
     Literal,
     Primitive,
     Var,
+    barrier_p,
     dtype_of,
     primitives,
     shape_of,
@@ -162,7 +163,11 @@ def example_dependent(jaxpr: Jaxpr, depends: Sequence[bool]) -> set[Var]:
     """The variables that may differ between examples, given which inputs do."""
     found = {v for v, d in zip(jaxpr.invars, depends, strict=True) if d}
     for eqn in jaxpr.eqns:
-        if any(v in found for v in variables(eqn.invars)):
+        if eqn.primitive is barrier_p:  # it holds its operands together, but mixes none with another
+            found.update(
+                out for v, out in zip(eqn.invars, eqn.outvars, strict=True) if isinstance(v, Var) and v in found
+            )
+        elif any(v in found for v in variables(eqn.invars)):
             found.update(eqn.outvars)
     return found
 
