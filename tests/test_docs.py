@@ -58,6 +58,13 @@ def test_each_command_of_the_readme_is_one_line_that_does_all_set_up(marker, end
     assert "\n" not in command
 
 
+def test_the_plan_in_the_readme_is_the_one_that_is_printed(capsys):
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    plan = next(i for i, block in enumerate(blocks) if "make_plan" in block)
+    exec("".join(blocks[: plan + 1]), {})
+    assert capsys.readouterr().out.strip() == code_below("plan")
+
+
 def test_the_readme_shows_a_run():
     assert re.search(r"<!-- run:begin -->\n.+\n<!-- run:end -->", README, re.DOTALL)
 
