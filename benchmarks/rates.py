@@ -54,17 +54,33 @@ def measure_batched(runs: int) -> float:
 
 
 def measure_conv(runs: int) -> float:
-    """Flop/s of XLA's own weight gradient of a 3×3 convolution of one example."""
+    """Flop/s of XLA's own weight gradient of a 3×3 convolution of a batch."""
+    return _convolution_rate(lambda kernel, x, r: _kernel_gradient(kernel, x, r), runs)
 
+
+def measure_lone_conv(runs: int) -> float:
+    """The same of one example after the other, inside a loop."""
+
+    def gradient_by_gradient(kernel: jax.Array, x: jax.Array, r: jax.Array) -> Any:
+        def step(total: jax.Array, example: Any) -> Any:
+            return total + _kernel_gradient(kernel, *(part[None] for part in example)), None
+
+        return lax.scan(step, jnp.zeros_like(kernel), (x, r))[0]
+
+    return _convolution_rate(gradient_by_gradient, runs)
+
+
+def _kernel_gradient(kernel: jax.Array, x: jax.Array, r: jax.Array) -> jax.Array:
+    def convolve(kernel: jax.Array) -> jax.Array:
+        return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    return jax.vjp(convolve, kernel)[1](r)[0]
+
+
+def _convolution_rate(weight_gradient: Callable[..., Any], runs: int, B: int = 8) -> float:
     def rate(size: int, C: int, E: int) -> float:
-        def convolve(kernel: jax.Array, x: jax.Array) -> jax.Array:
-            return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-
-        def weight_gradient(kernel: jax.Array, x: jax.Array, r: jax.Array) -> Any:
-            return jax.vjp(lambda k: convolve(k, x), kernel)[1](r)[0]
-
-        args = _normal(3, 3, C, E), _normal(1, size, size, C), _normal(1, size, size, E)
-        return 2 * 9 * size * size * C * E / _seconds(weight_gradient, *args, runs=runs)
+        args = _normal(3, 3, C, E), _normal(B, size, size, C), _normal(B, size, size, E)
+        return B * 2 * 9 * size * size * C * E / _seconds(weight_gradient, *args, runs=runs)
 
     return _mean(rate(32, 32, 32), rate(16, 32, 64), rate(8, 64, 128))
 
@@ -140,6 +156,7 @@ MEASURES: dict[str, Callable[[int], float]] = {
     "matmul": measure_matmul,
     "batched": measure_batched,
     "conv": measure_conv,
+    "lone_conv": measure_lone_conv,
     "other": measure_other,
     "bandwidth": measure_bandwidth,
     "steps": measure_steps,

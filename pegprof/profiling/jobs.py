@@ -28,6 +28,7 @@ def method_options(request: Request) -> methods.Options:
         stats=resolve_stats(request["stats"]),
         microbatch_size=request["microbatch_size"],
         backend=jax.default_backend(),
+        memory_budget=request.get("capacity_bytes"),
     )
 
 

@@ -141,7 +141,7 @@ class Session:
 
     def _compile(self, batch: int, method: str) -> Compiled:
         try:
-            return Compiled(**self._run("compile", batch=batch, method=method))
+            return Compiled(**self._run("compile", batch=batch, method=method, capacity_bytes=self.capacity_bytes))
         except ChildFailure as failure:
             self._say_failure(method, failure)
             return Compiled(**{**failure.answer, "failure": failure.reason})

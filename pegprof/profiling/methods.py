@@ -30,6 +30,7 @@ class Options:
     stats: tuple[Statistic, ...]
     microbatch_size: int
     backend: str
+    memory_budget: int | None = None  # what surgery's planner stays within, by running fewer examples at a time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,7 +95,11 @@ def _make_microbatch(problem: Problem, options: Options) -> StatsFn:
 
 def _make_surgery(problem: Problem, options: Options) -> StatsFn:
     return pegprof.grad_stats(
-        problem.loss, options.stats, keep_batch_dim=problem.keep_batch_dim, backend=options.backend
+        problem.loss,
+        options.stats,
+        keep_batch_dim=problem.keep_batch_dim,
+        backend=options.backend,
+        memory_budget=options.memory_budget,
     )
 
 
@@ -115,12 +120,17 @@ def _about_surgery(problem: Problem, options: Options, B: int) -> About:
         stats=options.stats,
         keep_batch_dim=problem.keep_batch_dim,
         backend=options.backend,
+        memory_budget=options.memory_budget,
     )
     return About(
-        note=f"one at a time: {plan.one_at_a_time}" if plan.one_at_a_time else "",
+        note=f"one at a time: {plan.one_at_a_time}" if plan.one_at_a_time else _pace_note(plan.microbatch_size, B),
         microbatch_size=plan.microbatch_size,
         materialised_parameters=len(plan.materialised),
     )
+
+
+def _pace_note(size: int, B: int) -> str:
+    return f"{size} at a time" if size < B else ""
 
 
 METHODS: dict[str, Method] = {

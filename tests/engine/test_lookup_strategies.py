@@ -107,15 +107,15 @@ def test_tables_and_ids_may_have_any_shape(monkeypatch, name):
     check("segment", "params", loss, draw(*table), tokens(4, *ids), stats=FEW)
 
 
-def test_tables_that_share_what_is_added_to_them_are_one_site(monkeypatch):
+def test_tables_that_share_what_is_added_to_them_are_right_together(monkeypatch):
     only(monkeypatch, "segment")
 
     def loss(p, ids):
         return score(jnp.tanh(jnp.mean(p["small"][ids % 5] + p["large"][ids] + p["places"][None], axis=1)))
 
     params = {"small": draw(5, D), "large": draw(V, D), "places": draw(T, D)}
-    assert {row.strategy for row in make_plan(loss, params, tokens(4, T)).rows} == {"segment"}
-    check("segment", "places", loss, params, tokens(4, T), stats=FEW)
+    assert {row.strategy for row in make_plan(loss, params, tokens(4, T)).rows} == {"segment", "direct"}
+    check("segment", "large", loss, params, tokens(4, T), stats=FEW)
 
 
 @pytest.mark.parametrize("high", [1, 2, V])
