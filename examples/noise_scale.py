@@ -10,7 +10,7 @@ import optax
 
 import pegprof
 
-STEPS, EVERY, BATCH = 60, 10, 64
+STEPS, EVERY, BATCH = 60, 10, 512
 
 
 def loss(params, batch):

@@ -13,6 +13,8 @@ from tests.engine.cases import case, truth
 from tests.oracles import assert_stats_agree
 from tests.programs import PROGRAMS
 
+pytestmark = pytest.mark.smoke
+
 
 def _model(params, batch):
     tokens, labels = batch

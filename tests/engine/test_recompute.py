@@ -2,9 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from pegprof.engine.planner import find_sites
 from pegprof.engine.trace import Roles, trace_example
+
+pytestmark = pytest.mark.smoke
 
 
 def _site_of(loss, params, x, parameter):

@@ -5,6 +5,8 @@ import pytest
 from pegprof.errors import PegprofError
 from pegprof.profiling import arguments, units
 
+pytestmark = pytest.mark.smoke
+
 
 @pytest.mark.parametrize(
     ("count", "text"),
