@@ -159,13 +159,17 @@ class Timing:
     def _choose_batch(
         self, batches: list[int], small: int, programs: dict[str, Program], first_s: dict[str, float]
     ) -> int:
-        """The largest batch whose estimated time and memory fit; both grow linearly with the batch at most."""
+        """The largest batch whose estimated time and memory fit; both grow linearly with the batch at most.
+
+        The small batch is compiled and warm already. It is kept if but one more round of it fits: what lies below it is
+        a batch of one, and one example has no statistics to speak of.
+        """
         full, full_peaks = self.request["batch"], self.request["peak_bytes"]
-        runs = self.request["warmup"] + min(self.request["runs"] or MIN_RUNS, MIN_RUNS)
         for batch in batches:
-            total_s = sum(first_s[method] for method in self.racing) * batch / small * runs
-            if batch != small:
-                total_s += sum(programs[method].compile_s for method in self.racing)
+            round_s = sum(first_s[method] for method in self.racing) * batch / small
+            runs = self.request["warmup"] + min(self.request["runs"] or MIN_RUNS, MIN_RUNS)
+            compile_s = sum(programs[method].compile_s for method in self.racing)
+            total_s = round_s if batch == small else round_s * runs + compile_s
             share = (batch - small) / max(full - small, 1)
             peaks = (programs[m].peak_bytes + share * (full_peaks[m] - programs[m].peak_bytes) for m in self.racing)
             if total_s <= self._remaining_s() and all(map(self._has_room, peaks)):
