@@ -1,5 +1,6 @@
 """The README says what is there, its examples run, and so do those of the docstrings."""
 
+import csv
 import dataclasses
 import doctest
 import importlib
@@ -65,8 +66,16 @@ def test_the_plan_in_the_readme_is_the_one_that_is_printed(capsys):
     assert capsys.readouterr().out.strip() == code_below("plan")
 
 
-def test_the_readme_shows_a_run():
-    assert re.search(r"<!-- run:begin -->\n.+\n<!-- run:end -->", README, re.DOTALL)
+def test_the_readme_shows_the_run_that_is_on_record():
+    shown = re.search(r"<!-- run:begin -->\n(.+)\n<!-- run:end -->", README, re.DOTALL).group(1)
+    with (ROOT / "reports" / "transformer-151m-b64-cpu.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["method"] for row in rows] == ["grad", "vmap", "microbatch", "surgery"]
+    for row in rows:
+        line = next(line for line in shown.splitlines() if line.startswith(row["method"] + " "))
+        assert row["status"] in line
+        assert f"{float(row['time_s']):.1f} s" in line
+        assert f"{int(row['peak_bytes']) / 2**30:.1f} GiB" in line
 
 
 def test_the_readme_lists_every_model_with_its_parameters():
