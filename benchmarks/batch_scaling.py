@@ -17,7 +17,8 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from benchmarks.engine import OURS, REFERENCE, make_console, run_command, write_csv
+from benchmarks.command import make_console, run_command, write_csv
+from benchmarks.engine import OURS, REFERENCE
 from benchmarks.models import MODELS, transformer
 from benchmarks.timing import compile_program, make_schedule, time_once, time_rounds
 from pegprof.engine.statistics import resolve

@@ -7,16 +7,12 @@ of three repeats counts; temporaries are XLA's own figure. Run it on a machine t
 """
 
 import collections
-import csv
 import dataclasses
 import datetime
-import io
 import math
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import jax
 import typer
@@ -24,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import pegprof
+from benchmarks.command import make_console, run_command, say, write_csv
 from benchmarks.models import MODELS, Model, find_models, transformer
 from benchmarks.timing import (
     TOO_SLOW,
@@ -166,7 +163,7 @@ def measure_model(
     if REFERENCE in runs:
         warm_s = {name: time_once(run) for name, run in runs.items()}
         schedule = make_schedule(warm_s, REFERENCE, rounds=rounds, seconds=SECONDS)
-        _say(f"{model.name}: {repeats} × {schedule.rounds} rounds")
+        say(f"{model.name}: {repeats} × {schedule.rounds} rounds")
         for name, timing in time_rounds(runs, REFERENCE, schedule, repeats).items():
             cells[name] = dataclasses.replace(cells[name], timing=timing)
 
@@ -187,7 +184,7 @@ def _compile(model: Model, name: str, stats: tuple[str, ...], params: Any, batch
     method, size = METHODS[name]
     if method == "microbatch" and model.batch % size:
         return Cell(reason=f"{size} does not divide {model.batch}")
-    _say(f"{model.name}: compiling {name}")
+    say(f"{model.name}: compiling {name}")
     options = methods.Options(stats=resolve(stats), microbatch_size=size, backend=jax.default_backend())
     try:
         return Cell(program=compile_program(methods.METHODS[method].make(model.problem, options), params, batch))
@@ -204,7 +201,7 @@ def _run_first(model: Model, cells: dict[str, Cell]) -> dict[str, Cell]:
     for name, cell in cells.items():
         if cell.program is None or name == REFERENCE:
             continue
-        _say(f"{model.name}: running {name}")
+        say(f"{model.name}: running {name}")
         start_s = time.perf_counter()
         try:
             found[name] = cell.program.run()
@@ -231,14 +228,14 @@ def _plan(model: Model, stats: tuple[str, ...]) -> tuple[Plan | None, float | No
     try:
         plan = pegprof.make_plan(problem.loss, params, batch, stats=stats, keep_batch_dim=problem.keep_batch_dim)
     except Exception as error:
-        _say(f"{model.name}: no plan: {error}")
+        say(f"{model.name}: no plan: {error}")
         return None, None
     return plan, time.perf_counter() - start_s
 
 
 def measure_extras(stats: tuple[str, ...]) -> Extras:
     """Compile time for 12 layers, the best of three; tracing and planning of the zoo's largest model."""
-    _say("compiling 12 layers, planning transformer-151m")
+    say("compiling 12 layers, planning transformer-151m")
     deep = transformer("deep", batch=16, seq_len=128, layers=12, width=64)()
     params = jax.jit(deep.problem.init)(jax.random.key(0))
     batch = jax.jit(deep.problem.batch, static_argnums=1)(jax.random.key(1), deep.batch)
@@ -458,28 +455,6 @@ def _csv_row(row: Row, name: str) -> dict[str, Any]:
     return fields
 
 
-def write_csv(rows: Sequence[dict[str, Any]], path: str) -> None:
-    """``-`` is stdout."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(column for row in rows for column in row)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    if path == "-":
-        print(text.getvalue(), end="")
-    else:
-        Path(path).write_text(text.getvalue(), encoding="utf-8")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def make_console(*, to_stderr: bool = False) -> Console:
-    """A terminal's own width; in a file, wide enough for the tables."""
-    stream = sys.stderr if to_stderr else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else 180)
-
-
 def find_methods(text: str) -> list[str]:
     """``grad`` is always there; ``micro_grad`` is all of its sizes."""
     wanted = set()
@@ -536,18 +511,6 @@ def _report_bars(results: Results, console: Console) -> None:
     if missed:
         raise typer.Exit(ExitCode.NO)
     console.print("every bar that was measured is met", highlight=False)
-
-
-def run_command(command: Callable[..., None]) -> NoReturn:
-    """Run a benchmark's command line: an error that a user can act on becomes words and an exit code."""
-    app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
-    app.command()(command)
-    try:
-        app()
-    except PegprofError as error:
-        _say(f"error: {error}")
-        sys.exit(error.exit_code)
-    sys.exit(ExitCode.OK)
 
 
 if __name__ == "__main__":

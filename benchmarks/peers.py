@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from benchmarks.engine import make_console, run_command, write_csv
+from benchmarks.command import make_console, run_command, write_csv
 from benchmarks.timing import TOO_SLOW, Timing, geometric_mean, make_schedule, time_once, time_rounds, warm_time
 from pegprof.errors import PegprofError, nearest
 from pegprof.profiling.units import format_ratio, format_seconds

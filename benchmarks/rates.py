@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import typer
 from jax import lax
 
-from benchmarks.engine import run_command
+from benchmarks.command import run_command
 from benchmarks.timing import geometric_mean, warm_time
 from pegprof.engine.costs import Rates, rates_of
 from pegprof.profiling.targets import cpu_name
