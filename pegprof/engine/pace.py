@@ -16,6 +16,9 @@ from pegprof.engine.sites import Cut, InnerLoop, Site
 from pegprof.engine.squeeze import ELEMENTWISE
 from pegprof.engine.tails import size
 
+# These two, and the rates of the cache, were set by hand until the planner's choices agreed with the paces timed on the
+# models of benchmarks/models.py. How good they are on other models, or other CPUs, has not been measured.
+
 _FULL_SPEED_ROWS = 32
 """A matrix product with this many rows runs at half of a large one's speed."""
 
