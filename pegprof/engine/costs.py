@@ -70,8 +70,8 @@ class Rates:
 # cpu: near what benchmarks/rates.py measures on two x86 cores, where two runs gave 7e10 and 1e11 for matmul, 2.6e9 for
 # lone_conv, 11 and 12 for cache_speedup. Chosen, not measured: cache_bytes; cache_speedup, lower than measured; and
 # batched, six times lower than the large products that rates.py times, since at a gradient's sizes they are far slower.
-# gpu and tpu: the makers' flop/s and bandwidth for an H100 SXM (TF32, dense) and a TPU v5p (bf16, at half rate for float32
-# by passes); lone_conv, other, steps and the caches are guesses. Nothing of them was ever run on such a device.
+# gpu and tpu: the makers' flop/s and bandwidth for an H100 SXM (TF32, dense) and a TPU v5p (bf16, at half rate for
+# float32 by passes); lone_conv, other, steps and the caches are guesses. None of it was ever run on such a device.
 RATES: dict[str, Rates] = {
     "cpu": Rates(
         matmul=1e11,
