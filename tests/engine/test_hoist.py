@@ -1,11 +1,14 @@
 """The Jaxpr-to-Jaxpr passes: what a program computes stays the same, and nothing is moved twice."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pegprof import grad_stats, make_plan
 from pegprof.engine.hoist import hoist
-from pegprof.engine.jaxpr import evaluate, primitives
+from pegprof.engine.jaxpr import barrier_p, evaluate, primitives
+from pegprof.engine.strategies import STRATEGIES
 from pegprof.engine.tails import find_tails
 from pegprof.engine.trace import Roles, trace_example
 from tests.engine.cases import case
@@ -87,3 +90,25 @@ def test_flattening_leaves_no_call_behind():
     names = {eqn.primitive.name for eqn in trace.closed.jaxpr.eqns}
     assert not names & {"jit", "pjit", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"}
     assert jax.tree.leaves(names)
+
+
+def test_a_rematerialised_program_keeps_the_barrier_that_makes_it_one():
+    def loss(w, x):
+        return jnp.mean(jnp.square(jax.checkpoint(lambda h: jnp.tanh(jnp.tanh(h @ w) @ w))(x)))
+
+    w, x = jnp.ones((3, 3)), jnp.ones((4, 5, 3))
+    trace = trace_example(loss, (w, x), Roles())
+    hoisted = hoist(trace.closed, gradients=trace.gradient_names, depends=trace.depends)
+    for closed in (trace.closed, hoisted):
+        assert [eqn for eqn in closed.jaxpr.eqns if eqn.primitive is barrier_p]
+
+
+def test_what_follows_a_tail_waits_for_it():
+    def loss(params, x):
+        return jnp.mean(jnp.square(jnp.tanh(x @ params["in"]) @ params["out"]))
+
+    params, x = {"in": jnp.ones((90, 80)), "out": jnp.ones((80, 70))}, jnp.ones((4, 5, 90))
+    plan = make_plan(loss, params, x, backend="cpu", microbatch_size=4)
+    assert all(STRATEGIES[row.strategy].recomputes for row in plan.rows)
+    program = jax.make_jaxpr(grad_stats(loss, backend="cpu", microbatch_size=4))(params, x)
+    assert len([eqn for eqn in program.jaxpr.eqns if eqn.primitive is barrier_p]) == 2
