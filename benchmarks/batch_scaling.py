@@ -18,7 +18,7 @@ import typer
 from rich.table import Table
 
 from benchmarks.command import make_console, run_command, write_csv
-from benchmarks.engine import OURS, REFERENCE
+from benchmarks.engine_results import OURS, REFERENCE
 from benchmarks.models import MODELS, transformer
 from benchmarks.timing import compile_program, make_schedule, time_once, time_rounds
 from pegprof.engine.statistics import resolve

@@ -16,7 +16,7 @@ import jax
 
 TOO_SLOW = 60.0  # times the reference at the first run: not worth the rounds
 SHARE = 2.0  # a program slower than this many references runs in some rounds only, so that it takes no more time
-MIN_ROUNDS, MAX_ROUNDS, MIN_RUNS = 4, 60, 3
+MIN_ROUNDS, MAX_ROUNDS = 6, 60
 
 Run = Callable[[], Any]
 
@@ -82,7 +82,7 @@ class Schedule:
 
 
 def make_schedule(warm_s: Mapping[str, float], reference: str, *, rounds: int | None, seconds: float) -> Schedule:
-    """As many rounds as asked for, or as fit into ``seconds``; slow programs run in few of them, but in three at least.
+    """As many rounds as asked for, or as fit into ``seconds``; slow programs run in few of them, but in one at least.
 
     >>> make_schedule({"grad": 1.0, "vmap": 8.0}, "grad", rounds=20, seconds=1)
     Schedule(rounds=20, every={'grad': 1, 'vmap': 4})
@@ -90,8 +90,7 @@ def make_schedule(warm_s: Mapping[str, float], reference: str, *, rounds: int | 
     every = {name: max(1, round(s / (SHARE * warm_s[reference]))) for name, s in warm_s.items()}
     round_s = sum(s / every[name] for name, s in warm_s.items())
     chosen = rounds or min(MAX_ROUNDS, max(MIN_ROUNDS, int(seconds / round_s)))
-    most = max(1, chosen // MIN_RUNS)
-    return Schedule(rounds=chosen, every={name: min(most, n) for name, n in every.items()})
+    return Schedule(rounds=chosen, every={name: min(chosen, n) for name, n in every.items()})
 
 
 def time_rounds(runs: Mapping[str, Run], reference: str, schedule: Schedule, repeats: int) -> dict[str, Timing]:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from model_zoo import DType, compute_dtype, mean_cross_entropy
+from model_zoo import DType, compute_dtype, image_shape, mean_cross_entropy, random_images
 from pegprof.problem import Problem
 
 
@@ -45,26 +45,18 @@ class CNN(nn.Module):
 def make_problem(name: str, config: Config) -> Problem:
     """Classification of random images."""
     model = CNN(config)
-    image_shape = (config.image_size, config.image_size, config.channels)
 
     def init(key: jax.Array) -> Any:
-        return model.lazy_init(key, jax.ShapeDtypeStruct(image_shape, jnp.float32))["params"]
+        return model.lazy_init(key, jax.ShapeDtypeStruct(image_shape(config), jnp.float32))["params"]
 
     def loss(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
         return mean_cross_entropy(model.apply({"params": params}, batch["image"]), batch["label"])
-
-    def batch(key: jax.Array, B: int) -> dict[str, jax.Array]:
-        image_key, label_key = jax.random.split(key)
-        return {
-            "image": jax.random.normal(image_key, (B, *image_shape)),
-            "label": jax.random.randint(label_key, (B,), 0, config.classes),
-        }
 
     return Problem(
         name=name,
         init=init,
         loss=loss,
-        batch=batch,
+        batch=random_images(config),
         description=f"{config.layers} 3×3 convolutions and a dense head on {config.image_size}×{config.image_size}",
         options=dataclasses.asdict(config),
         keep_batch_dim=False,

@@ -7,6 +7,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pegprof.adapters import from_flax as from_flax
+    from pegprof.adapters import from_nnx as from_nnx
     from pegprof.engine.check import check_examples as check_examples
     from pegprof.engine.inject import grad_stats as grad_stats
     from pegprof.engine.inject import value_and_grad_stats as value_and_grad_stats
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from pegprof.errors import PegprofError as PegprofError
     from pegprof.problem import Problem as Problem
     from pegprof.profiling import profile as profile
+    from pegprof.profiling.result import Result as Result
 
 __version__ = "0.1.0"
 
@@ -26,7 +29,10 @@ _HOME_OF = {
     "Statistic": "pegprof.engine.statistics",
     "PegprofError": "pegprof.errors",
     "Problem": "pegprof.problem",
+    "from_flax": "pegprof.adapters",
+    "from_nnx": "pegprof.adapters",
     "profile": "pegprof.profiling",
+    "Result": "pegprof.profiling.result",
 }
 
 __all__ = [*_HOME_OF, "__version__"]

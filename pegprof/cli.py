@@ -3,14 +3,17 @@
 Data goes to stdout, talk to stderr.
 """
 
+import contextlib
+import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import IO, Annotated, Any, NoReturn
 
 import typer
 
 import pegprof
 from pegprof.errors import ExitCode, PegprofError
+from pegprof.profiling.result import DEFAULT_BATCH
 
 # Typer's rich help would take a third of a second to load.
 app = typer.Typer(
@@ -25,6 +28,9 @@ app = typer.Typer(
 
 def main() -> NoReturn:
     """The entry point: errors that a user can act on become words and an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that knows no × shall not cost a measurement
     try:
         app(prog_name="pegprof")
     except PegprofError as error:
@@ -39,10 +45,6 @@ def main() -> NoReturn:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _say_nothing(text: str) -> None:
-    pass
 
 
 def _print_version(asked: bool) -> None:
@@ -60,41 +62,62 @@ def root(
     pass
 
 
+# What several commands take.
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A name (see list), package.module:name or file.py:name (see new).")
+]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the model.")]
+SeqLen = Annotated[int | None, typer.Option(min=1, help="The same as --set seq_len=N.")]
+Stats = Annotated[str, typer.Option(help="Which statistics.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on stderr but warnings and errors.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks, and all that the model prints.")]
+
+
 @app.command()
 def run(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A zoo name (see list), package.module:name or file.py:name.")
-    ],
-    batch: Annotated[str, typer.Option(metavar="N[,N]...", help="Batch sizes.")] = "64",
-    option: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the model.")
-    ] = None,
-    seq_len: Annotated[int | None, typer.Option(min=1, help="The same as --set seq_len=N.")] = None,
+    model: Model,
+    batch: Annotated[str, typer.Option(metavar="N[,N]...", help="Batch sizes.")] = str(DEFAULT_BATCH),
+    option: Set = None,
+    seq_len: SeqLen = None,
+    dtype: Annotated[str | None, typer.Option(metavar="float32|bfloat16", help="The same as --set dtype=...")] = None,
     methods: Annotated[str, typer.Option(help="Which methods.")] = "grad,vmap,microbatch,surgery",
-    stats: Annotated[str, typer.Option(help="Which statistics.")] = "mean,second_moment",
+    stats: Stats = "mean,second_moment",
     microbatch_size: Annotated[int, typer.Option(min=1, help="Examples at a time in the method microbatch.")] = 1,
-    warmup: Annotated[int, typer.Option(min=0, help="Runs that do not count.")] = 1,
-    runs: Annotated[int | None, typer.Option(min=1, help="Runs that count; 3 to 50 if not given.")] = None,
-    time_limit: Annotated[float, typer.Option(metavar="S", min=1, help="Seconds for all timing.")] = 300,
+    warmup: Annotated[int, typer.Option("--warmup", "-w", min=0, help="Runs that do not count.")] = 1,
+    runs: Annotated[
+        int | None, typer.Option("--runs", "-r", min=1, help="Runs that count; 3 to 50 if not given.")
+    ] = None,
+    time_limit: Annotated[
+        float, typer.Option(metavar="S", min=1, help="Seconds for everything; nothing runs for longer.")
+    ] = 585,
     memory_limit: Annotated[str | None, typer.Option(metavar="20GiB", help="Refuse what needs more.")] = None,
     no_time: Annotated[bool, typer.Option("--no-time", help="Compile only: memory and verdict.")] = False,
     seed: Annotated[int, typer.Option(help="Of parameters and data.")] = 0,
-    export_csv: Annotated[str | None, typer.Option(metavar="FILE", help="Where the CSV goes; - is stdout.")] = None,
+    export_csv: Annotated[str | None, typer.Option(metavar="FILE", help="The rows as CSV; - is stdout.")] = None,
+    export_json: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Everything, samples and plan too, as JSON; - is stdout.")
+    ] = None,
+    export_markdown: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A report for a pull request, as Markdown; - is stdout.")
+    ] = None,
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Do not compare the methods' statistics, nor check the examples.")
+    ] = False,
     no_csv: Annotated[bool, typer.Option("--no-csv", help="Write no CSV.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress on stderr.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks, and all that the model prints.")] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> None:
     """Measure what each method costs on a model.
 
-    Time, memory and whether activations dominate parameters, as a table and as a CSV. The CSV goes to
-    reports/MODEL-bBATCH-TARGET.csv unless --export-csv or --no-csv says otherwise.
+    Time, memory and whether activations dominate parameters: a table on stdout, or on stderr when an export goes to
+    stdout. A CSV goes to reports/MODEL-bBATCH-TARGET.csv unless --export-csv or --no-csv says otherwise.
     """
-    from pegprof.profiling import arguments, measure, output, report, targets, units
-    from pegprof.profiling.result import Result, Settings
+    from pegprof.profiling import arguments, measure, output, progress, report, targets, terminal, units
+    from pegprof.profiling.result import Settings
 
     settings = Settings(
         model=model,
-        options=arguments.parse_options(option or (), seq_len),
+        options=arguments.parse_options(option or (), seq_len=seq_len, dtype=dtype),
         batches=arguments.parse_batches(batch),
         methods=arguments.parse_names(methods),
         stats=arguments.parse_names(stats),
@@ -104,41 +127,121 @@ def run(
         runs=runs,
         time_limit_s=time_limit,
         memory_limit_bytes=units.parse_bytes(memory_limit) if memory_limit else None,
+        check=not no_check,
         seed=seed,
     )
-    csv_to_stdout = export_csv == "-" and not no_csv
-    csv_path = None
-    if not (no_csv or csv_to_stdout):
-        csv_path = Path(export_csv) if export_csv else output.default_csv_path(settings, targets.host_target().name)
-        output.check_writable(csv_path)
+    exports = output.choose_exports(
+        {"csv": export_csv, "json": export_json, "markdown": export_markdown},
+        no_csv=no_csv,
+        default_csv=output.default_csv_path(settings, targets.host_target().name),
+    )
+    exports.check_writable()
+    saver = output.Saver(exports)
+    with progress.listen(quiet=quiet) as talk, contextlib.suppress(KeyboardInterrupt):
+        measure.measure(
+            settings,
+            talk=talk,
+            save=saver,
+            preview=lambda result: talk(terminal.render_preview(result, **_shape_of(sys.stderr))),
+            debug=debug,
+        )
+    result = saver.latest
+    if result is None:  # interrupted before there was anything
+        raise typer.Exit(ExitCode.INTERRUPTED)
+    table_file = sys.stderr if exports.stdout else sys.stdout
+    print(terminal.render_terminal(result, **_shape_of(table_file)), file=table_file, flush=True)
+    if exports.stdout:
+        print(report.FORMATS[exports.stdout](result), end="", flush=True)
+    if saver.failure:
+        raise saver.failure
+    for path in () if quiet else exports.files.values():
+        _say(f"wrote {path}")
+    raise typer.Exit(result.exit_code if result.complete else ExitCode.INTERRUPTED)
 
-    def save(result: Result) -> None:
-        if csv_path:
-            output.write(csv_path, report.FORMATS["csv"](result))
 
-    result = measure.measure(settings, talk=_say_nothing if quiet else _say, save=save, debug=debug)
-    table_file = sys.stderr if csv_to_stdout else sys.stdout
-    print(report.render_terminal(result, color=_wants_color(table_file)), file=table_file)
-    if csv_to_stdout:
-        print(report.FORMATS["csv"](result), end="")
-    if csv_path:
-        _say(f"wrote {csv_path}")
-    raise typer.Exit(result.exit_code)
+@app.command()
+def inspect(
+    model: Model,
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Batch size.")] = 64,
+    option: Set = None,
+    seq_len: SeqLen = None,
+    stats: Stats = "mean,second_moment",
+    memory_limit: Annotated[str | None, typer.Option(metavar="20GiB", help="Plan for less than is free.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Show a model and its plan; nothing is run.
+
+    The plan is how surgery gets the statistics of each parameter, with the memory that is free.
+    """
+    from pegprof.profiling import arguments, inspection, progress, units
+    from pegprof.profiling.result import Settings
+
+    settings = Settings(
+        model=model,
+        options=arguments.parse_options(option or (), seq_len=seq_len),
+        batches=(batch,),
+        stats=arguments.parse_names(stats),
+        memory_limit_bytes=units.parse_bytes(memory_limit) if memory_limit else None,
+    )
+    with progress.listen(quiet=quiet) as talk:
+        found = inspection.inspect_model(settings, talk=talk, debug=debug)
+    shape = _shape_of(sys.stdout, widest=200)
+    print(found.to_json() if as_json else inspection.render_inspection(found, **shape))
+
+
+@app.command(name="doctor")
+def see_doctor(quiet: Quiet = False) -> None:
+    """Say what is missing, and how to get it.
+
+    Versions, devices, memory and extras; the exit code is 3 where nothing could be measured.
+    """
+    from pegprof.profiling import doctor, progress
+
+    with progress.listen(quiet=quiet) as talk:
+        findings = doctor.diagnose(doctor.examine(talk))
+    print(doctor.render(findings, **_shape_of(sys.stdout)))
+    raise typer.Exit(doctor.exit_code(findings))
 
 
 @app.command(name="list")
-def list_models() -> None:
-    """List the models of the zoo."""
-    from pegprof.problem import load_problem, zoo_names
+def list_models(
+    as_json: Annotated[bool, typer.Option("--json", help="All that is known of each, as JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """List the models that have a name, the zoo's and those of installed packages.
 
-    names = zoo_names()
-    width = max(map(len, names))
-    for name in names:
-        print(f"{name:{width}}  {load_problem(name).description}")
+    With their parameters, how many of them are outside embeddings, the batch and the sequence that run takes by
+    default, and whether activations or parameters dominate, by what the trace keeps of an example.
+    """
+    from pegprof.profiling import catalog, progress
+
+    found = catalog.make_catalog(talk=progress.Lines(sys.stderr), debug=debug)
+    for warning in found.warnings:
+        _say(f"warning: {warning}")
+    print(catalog.render_json(found) if as_json else catalog.render_terminal(found, **_shape_of(sys.stdout)))
 
 
-def _wants_color(file: object) -> bool:
+@app.command()
+def new(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Its name, like my_model.py.")],
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Write a starting file for a model of your own, which runs as it is."""
+    from pegprof.starting_file import FUNCTION, write_starting_file
+
+    write_starting_file(file, force=force)
+    _say(f"wrote {file}\nnext: pegprof run {shlex.quote(f'{file}:{FUNCTION}')} --batch 32")
+
+
+def _shape_of(file: IO[str], *, widest: int = 100) -> dict[str, Any]:
+    """How text should look in a stream: as wide as a terminal is, up to a point, and in colour if it wants that."""
     from rich.console import Console
 
-    console = Console(file=file)  # type: ignore[arg-type]
-    return console.is_terminal and not console.no_color
+    from pegprof.profiling.tables import WIDTH
+
+    console = Console(file=file)
+    width = min(console.width, widest) if file.isatty() else WIDTH
+    return {"width": width, "color": console.is_terminal and not console.no_color}

@@ -37,6 +37,16 @@ class PegprofError(Exception):
         super().__init__("\n".join([*lines, f"hint: {hint}"] if hint else lines))
 
 
+def first_line(error: BaseException) -> str:
+    """The type of an exception and its first line: XLA's and JAX's messages go on for pages.
+
+    >>> first_line(ValueError("no such axis\\nThe stack trace below ..."))
+    'ValueError: no such axis'
+    """
+    lines = str(error).strip().splitlines()
+    return ": ".join([type(error).__name__, *lines[:1]])[:300]
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint that names the known word closest to a mistyped one, or all of them."""
     known = list(known)

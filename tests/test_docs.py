@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import doctest
 import importlib
+import os
 import pkgutil
 import re
 from pathlib import Path
@@ -16,8 +17,11 @@ import pegprof
 from pegprof.cli import app
 from pegprof.engine.statistics import STATISTICS
 from pegprof.errors import ExitCode
+from pegprof.own_models import ENTRY_POINTS
 from pegprof.problem import load_problem, zoo_names
-from pegprof.profiling.result import METHODS, Row
+from pegprof.profiling.catalog import Entry
+from pegprof.profiling.report import FORMATS
+from pegprof.profiling.result import METHODS, Result, Row
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -46,6 +50,7 @@ def test_the_python_examples_of_the_readme_run():
         exec(block, namespace)
     assert namespace["stats"]["second_moment"]["w"].shape == (3, 1)
     assert namespace["linear"](width=8).abstract_batch(4)["x"].shape == (4, 8)
+    assert namespace["net"].abstract_params()["kernel"].shape == (784, 10)
 
 
 @pytest.mark.parametrize(
@@ -67,15 +72,27 @@ def test_the_plan_in_the_readme_is_the_one_that_is_printed(capsys):
 
 
 def test_the_readme_shows_the_run_that_is_on_record():
+    record = ROOT / "reports" / "transformer-151m-b64-cpu.json"
+    result = Result.from_json(record.read_text(encoding="utf-8"))
+    block = f"```console\n$ pegprof run transformer-151m --batch 64\n{result}\n```"
     shown = re.search(r"<!-- run:begin -->\n(.+)\n<!-- run:end -->", README, re.DOTALL).group(1)
-    with (ROOT / "reports" / "transformer-151m-b64-cpu.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["method"] for row in rows] == ["grad", "vmap", "microbatch", "surgery"]
-    for row in rows:
-        line = next(line for line in shown.splitlines() if line.startswith(row["method"] + " "))
-        assert row["status"] in line
-        assert f"{float(row['time_s']):.1f} s" in line
-        assert f"{int(row['peak_bytes']) / 2**30:.1f} GiB" in line
+    if os.environ.get("PEGPROF_UPDATE_README"):
+        (ROOT / "README.md").write_text(README.replace(shown, block), encoding="utf-8")
+    else:
+        assert shown == block
+    assert result.complete
+    assert [row.method for row in result.rows] == list(METHODS)
+    assert record.with_suffix(".csv").read_text(encoding="utf-8") == FORMATS["csv"](result)
+
+
+def test_the_readme_shows_the_costs_that_are_on_record():
+    with (ROOT / "reports" / "engine.csv").open(newline="") as file:
+        recorded = {row["model"]: row for row in csv.DictReader(file) if row["method"] == "surgery"}
+    table = re.search(r"<!-- engine -->\n(.*?)\n\n", README, re.DOTALL).group(1)
+    shown = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    assert [(model, time, temp) for model, _, time, temp, _ in shown] == [
+        (model, f"{float(row['time_ratio']):.2f}", f"{float(row['temp_ratio']):.2f}") for model, row in recorded.items()
+    ]
 
 
 def test_the_readme_lists_every_model_with_its_parameters():
@@ -100,6 +117,14 @@ def test_the_readme_lists_every_exit_code():
 def test_the_readme_lists_the_columns_of_the_csv_in_their_order():
     columns = re.split(r",\s+", code_below("columns"))
     assert columns == [field.name for field in dataclasses.fields(Row)]
+
+
+def test_the_readme_lists_the_fields_of_list_as_json():
+    assert re.split(r",\s+", code_below("list")) == [field.name for field in dataclasses.fields(Entry)]
+
+
+def test_the_readme_names_the_group_of_entry_points():
+    assert f'[project.entry-points."{ENTRY_POINTS}"]' in README
 
 
 def test_the_readme_mentions_every_command():

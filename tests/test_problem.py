@@ -11,9 +11,12 @@ import pytest
 
 from pegprof.errors import ExitCode, PegprofError
 from pegprof.problem import Problem, load_problem, zoo_names
+from tests import packages
 
 MODEL = """
     import jax.numpy as jnp
+    from flax import linen as nn
+    from flax import nnx
     from pegprof import Problem
 
     linear = Problem(
@@ -36,6 +39,30 @@ MODEL = """
         return jnp.zeros(3) @ jnp.zeros(4)
 
     number = 3
+
+    class Linear:
+        description = "by parts"
+
+        def __init__(self, width: int = 3):
+            self.options = {"inputs": width}
+
+        def init(self, key):
+            return jnp.zeros(self.options["inputs"])
+
+        def loss(self, w, x):
+            return jnp.mean(x @ w)
+
+        def batch(self, key, B):
+            return jnp.ones((B, self.options["inputs"]))
+
+    parts = Linear(5)
+
+    class Half:
+        init = loss = staticmethod(lambda *args: 0.0)
+
+    half = Half()
+    dense = nn.Dense(3)
+    nnx_dense = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
 """
 
 
@@ -121,6 +148,25 @@ def test_a_function_is_called_with_the_options(model_file):
     assert [type(value) for value in problem.options.values()] == [int, float, bool, str, int]
 
 
+def test_annotations_that_are_text_say_the_type_too(tmp_path):
+    file = tmp_path / "future.py"
+    file.write_text(f"from __future__ import annotations\n{textwrap.dedent(MODEL)}")
+    assert load_problem(f"{file}:needs", {"width": "5"}).name == "sized-5"
+
+
+def test_an_object_with_the_parts_of_a_problem_is_one(model_file):
+    problem = load_problem(f"{model_file}:parts")
+    assert (problem.name, problem.description, problem.options) == ("parts", "by parts", {"inputs": 5})
+    assert problem.keep_batch_dim
+    assert problem.abstract_batch(4).shape == (4, 5)
+
+
+def test_the_class_of_such_an_object_is_called_with_the_options(model_file):
+    problem = load_problem(f"{model_file}:Linear", {"width": "7"})
+    assert (problem.name, problem.options) == ("Linear", {"inputs": 7, "width": 7})
+    assert problem.abstract_params().shape == (7,)
+
+
 def test_the_options_in_effect_include_the_defaults(model_file):
     assert load_problem(f"{model_file}:sized").options["width"] == 3
     assert load_problem("transformer-tiny", {"seq_len": "32"}).options["seq_len"] == 32
@@ -135,6 +181,43 @@ def test_what_a_users_file_prints_goes_to_stderr(tmp_path, capsys):
     assert (captured.out, captured.err) == ("", "hello\n")
 
 
+# What other packages offer.
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Installs packages that offer models: ``install(package={"name": "module:attribute"})``."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+
+    def install(**offers):
+        for package, models in offers.items():
+            packages.install(tmp_path, package, textwrap.dedent(MODEL), models)
+
+    return install
+
+
+def test_a_model_that_a_package_offers_is_found_by_its_name(install):
+    install(acme={"acme-linear": "acme:linear", "acme-sized": "acme:sized"})
+    assert load_problem("acme-linear").name == "linear"
+    assert load_problem("acme-sized", {"width": "5"}).name == "sized-5"
+
+
+def test_a_model_of_the_zoo_is_not_hidden_by_one_of_a_package(install):
+    install(acme={"mlp": "acme:linear"})
+    assert load_problem("mlp").name == "mlp"
+
+
+def test_a_name_that_two_packages_offer_is_refused_with_the_ways_out(install):
+    install(acme={"net": "acme:linear"}, bcme={"net": "bcme:sized"})
+    assert_refused("net", {}, "acme and bcme both offer a model 'net'\nhint: write acme:linear or bcme:sized")
+
+
+def test_a_mistyped_name_is_compared_with_what_packages_offer(install):
+    install(acme={"acme-linear": "acme:linear"})
+    assert_refused("acme-liner", {}, "there is no model 'acme-liner'\nhint: did you mean 'acme-linear'?")
+
+
 # What is not.
 
 
@@ -142,7 +225,7 @@ def test_what_a_users_file_prints_goes_to_stderr(tmp_path, capsys):
     ("spec", "options", "message"),
     [
         ("transformer-tny", {}, "there is no model 'transformer-tny'\nhint: did you mean 'transformer-tiny'?"),
-        ("quux", {}, "there is no model 'quux'\nhint: known: cnn, mlp, "),
+        ("quux", {}, "there is no model 'quux'\nhint: known: cnn, "),
         ("mlp", {"widht": "3"}, "mlp: unknown option 'widht'\nhint: did you mean 'width'?"),
         ("mlp", {"colour": "3"}, "mlp: unknown option 'colour'\nhint: known: inputs, width, layers, classes, dtype"),
         ("mlp", {"width": "wide"}, "mlp: option width=wide is not of type int\nhint: like 1024"),
@@ -166,11 +249,22 @@ def test_a_wrong_spec_or_option_is_told_with_a_hint(spec, options, message):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("liner", {}, "my_model.py: there is no 'liner' here\nhint: did you mean 'linear'?"),
-        ("number", {}, "my_model.py: number is neither a Problem nor a function"),
-        ("linear", {"width": "3"}, "my_model.py: linear is a Problem: it takes no options"),
+        ("liner", {}, "my_model.py:1: there is no 'liner' here\nhint: did you mean 'linear'?"),
+        (
+            "number",
+            {},
+            "my_model.py:{number = 3}: number is of type int: neither a Problem nor a function\nhint: define",
+        ),
+        ("linear", {"width": "3"}, "my_model.py:{linear = Problem(}: linear is not a function: it takes no options\n"),
+        ("parts", {"width": "3"}, "my_model.py:{parts = }: parts is not a function: it takes no options"),
+        ("half", {}, "my_model.py:{half = }: half is of type Half: neither a Problem nor a function\nhint: give it "),
+        ("Half", {}, "my_model.py:{class Half}: Half returned Half, not a Problem\nhint: give it batch as well"),
+        ("dense", {}, "\nhint: pegprof.from_flax(module, loss, example) makes a Problem of a module"),
+        ("nnx_dense", {}, "\nhint: pegprof.from_nnx(module, loss, example) makes a Problem of a module"),
+        ("Linear", {"width": "wide"}, "my_model.py:{def __init__}: option width=wide is not of type int\nhint: like 3"),
         ("sized", {"widht": "3"}, "my_model.py:{def sized}: unknown option 'widht'\nhint: did you mean 'width'?"),
         ("needs", {}, "my_model.py:{def needs}: needs needs a value for width\nhint: --set width=..."),
+        ("needs", {"width": "wide"}, "my_model.py:{def needs}: option width=wide is not of type int"),
         ("wrong", {}, "my_model.py:{def wrong}: wrong returned int, not a Problem"),
         ("fails", {}, "my_model.py:{@ jnp.zeros(4)}: TypeError: "),
     ],
@@ -203,6 +297,16 @@ def test_a_broken_module_is_told_with_its_line(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     assert_refused("broken_module:linear", {}, "broken_module.py:3: ZeroDivisionError")
+
+
+def test_a_package_that_lacks_what_it_imports_is_told_with_its_line(tmp_path, monkeypatch):
+    package = tmp_path / "package_that_lacks"
+    package.mkdir()
+    (package / "__init__.py").write_text("import os\nimport no_such_package\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    message = "package_that_lacks/__init__.py:2: ModuleNotFoundError: No module named 'no_such_package'"
+    assert_refused("package_that_lacks.models:linear", {}, message)
 
 
 def test_float64_is_refused_where_jax_would_compute_in_float32():

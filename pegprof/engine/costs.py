@@ -21,7 +21,8 @@ class Cost:
     batched_flops: float = 0.0  # in products with a batch axis
     conv_flops: float = 0.0  # in convolutions as XLA writes them
     lone_conv_flops: float = 0.0  # in those that make the kernel's gradient of a single example
-    other_flops: float = 0.0  # in anything elementwise
+    shift_flops: float = 0.0  # in convolutions as products of shifted copies, entry by entry
+    other_flops: float = 0.0  # in anything else that is elementwise
     bytes_moved: float = 0.0
     steps: float = 0.0  # of loops
     bytes_held: float = 0.0  # at once, beside the frontier and the results
@@ -35,9 +36,9 @@ class Cost:
         return Cost(**{**scaled, "bytes_held": self.bytes_held})
 
     @property
-    def flops(self) -> float:
-        convolutions = self.conv_flops + self.lone_conv_flops
-        return self.matmul_flops + self.batched_flops + convolutions + self.other_flops
+    def product_flops(self) -> float:
+        """Those of contractions, whichever way they are computed."""
+        return self.matmul_flops + self.batched_flops + self.conv_flops + self.lone_conv_flops + self.shift_flops
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ class Rates:
             + cost.batched_flops / self.batched
             + cost.conv_flops / self.conv
             + cost.lone_conv_flops / self.lone_conv
-            + cost.other_flops / self.other
+            + (cost.shift_flops + cost.other_flops) / self.other
             + cost.bytes_moved / self.bandwidth
             + cost.steps / self.steps
         )
@@ -136,10 +137,11 @@ def tail_cost(tail: Tail) -> Cost:
     return Cost(**flops)
 
 
-def accumulate_cost(tail: Tail, quantities: int) -> Cost:
-    """Adding one example's gradients to running quantities: each is read and written."""
+def accumulate_cost(tail: Tail, quantities: int, *, at_once: int = 1) -> Cost:
+    """Adding one example's gradients to running quantities: each is read and written, for some examples at once."""
     entries = sum(map(size, tail.outputs))
-    return Cost(other_flops=2.0 * quantities * entries, bytes_moved=gradient_bytes(tail) * (1 + 2 * quantities))
+    passes = 1 + 2 * quantities / at_once
+    return Cost(other_flops=2.0 * quantities * entries, bytes_moved=gradient_bytes(tail) * passes)
 
 
 def chunks(B: int, chunk: int) -> int:

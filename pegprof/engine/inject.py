@@ -15,10 +15,11 @@ from pegprof.engine.jaxpr import Env, evaluate, start
 from pegprof.engine.plan import Plan
 from pegprof.engine.planner import find_sites, plan_sites
 from pegprof.engine.quantities import Values, in_chunks, is_per_example, of_same
-from pegprof.engine.sites import Cut, InnerLoop, Site
+from pegprof.engine.sites import Cut, EarlyPart, InnerLoop, Site
 from pegprof.engine.statistics import MEAN, Quantity, Statistic, quantities_of, resolve
-from pegprof.engine.strategies import STRATEGIES, Frontier
+from pegprof.engine.strategies import STRATEGIES, Frontier, late
 from pegprof.engine.strategies.base import bind_wide, run_wide
+from pegprof.engine.strategies.late import LATE, Halves
 from pegprof.engine.trace import Loss, Roles, Trace, trace_example
 from pegprof.errors import PegprofError, nearest
 
@@ -186,8 +187,14 @@ def _run_cut(cut: Cut, plan: Plan, quantities: Sequence[Quantity], inputs: Seque
     """Evaluate a cut program; an output that is a gradient is given as its quantities."""
     env = start(cut.closed, inputs)
     formed = Env()  # the quantities of the gradients that sites and inner loops form
+    early: dict[int, Any] = {}  # what the early parts of sites give, by the identity of the site
     for step in cut.steps:
         match step:
+            case EarlyPart(site=site):
+                if plan.row(site.names[0]).strategy == LATE.name:
+                    early[id(site)] = _run_early_part(site, plan, quantities, env)
+            case Site() if id(step) in early:
+                formed.write(step.tail.outputs, [_run_late_part(step, quantities, early[id(step)], env)])
             case Site():
                 formed.write(step.tail.outputs, _run_site(step, plan, quantities, env))
             case InnerLoop():
@@ -255,6 +262,52 @@ def _run_site(site: Site, plan: Plan, quantities: Sequence[Quantity], env: Env) 
     values, inputs = jax.lax.optimization_barrier((values, inputs))
     env.write(tail.inputs, inputs)
     return values
+
+
+def _run_early_part(site: Site, plan: Plan, quantities: Sequence[Quantity], env: Env) -> tuple[Values, Any]:
+    """The first half of a site that is parted in two: quantities, and what is kept of each example for the second."""
+    halves, chunk = Halves.of(site.lean_tail), plan.row(site.names[0]).chunk
+
+    @jax.custom_batching.custom_vmap
+    def run(*inputs: Any) -> tuple[Values, Any]:
+        return late.run_early_of_one(halves, quantities, inputs)
+
+    @run.def_vmap
+    def _(axis_size: int, in_batched: Sequence[bool], *inputs: Any) -> tuple[Any, Any]:
+        frontier = Frontier(values=inputs, batched=in_batched, B=axis_size)
+        values, rows = late.run_early(halves, quantities, frontier, chunk)
+        return (values, rows), ({name: is_per_example(name) for name in values}, True)
+
+    inputs = env.read(halves.early.inputs)
+    results, inputs = jax.lax.optimization_barrier((run(*inputs), inputs))  # as in _run_site
+    env.write(halves.early.inputs, inputs)
+    return results
+
+
+def _run_late_part(site: Site, quantities: Sequence[Quantity], early: tuple[Values, Any], env: Env) -> Values:
+    """The second half."""
+    halves = Halves.of(site.lean_tail)
+
+    @jax.custom_batching.custom_vmap
+    def run(early: Values, rows: Any, *inputs: Any) -> Values:
+        return late.run_late_of_one(halves, quantities, early, rows, inputs)
+
+    @run.def_vmap
+    def _(axis_size: int, in_batched: Sequence[Any], early: Values, rows: Any, *inputs: Any) -> tuple[Any, Any]:
+        of_early, of_rows, *of_inputs = in_batched
+        early = {
+            name: x if of_early[name] == is_per_example(name) else _repeat(x, axis_size) for name, x in early.items()
+        }
+        rows = rows if of_rows else _repeat(rows, axis_size)
+        frontier = Frontier(values=inputs, batched=of_inputs, B=axis_size)
+        values = late.run_late(halves, quantities, early, rows, frontier)
+        return values, {name: is_per_example(name) for name in values}
+
+    return run(*early, *env.read(halves.late.inputs))
+
+
+def _repeat(x: Any, n: int) -> Any:
+    return jnp.broadcast_to(x, (n, *jnp.shape(x)))
 
 
 def _finish(stat: Statistic, values: list[Values], trace: Trace) -> Any:

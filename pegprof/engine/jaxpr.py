@@ -27,7 +27,9 @@ __all__ = [
     "abstract",
     "barrier_p",
     "bind",
+    "called_by",
     "close",
+    "constants",
     "dtype_of",
     "evaluate",
     "flatten",
@@ -101,6 +103,18 @@ def sub_jaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
     yield from jaxprs_in_params(eqn.params)
 
 
+def constants(closed: ClosedJaxpr) -> Iterator[Any]:
+    """The arrays that a program holds, its own and those of the programs within."""
+    yield from closed.consts
+    params = (param for eqn in closed.jaxpr.eqns for param in eqn.params.values())
+    for param in params:
+        for inner in param if isinstance(param, tuple) else (param,):
+            if isinstance(inner, ClosedJaxpr):
+                yield from constants(inner)
+            elif isinstance(inner, Jaxpr):
+                yield from constants(close(inner))
+
+
 def source_line(eqn: JaxprEqn) -> str:
     """The user's file and line that an equation comes from."""
     return source_info_util.summarize(eqn.source_info)
@@ -163,9 +177,7 @@ def flatten(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _flatten_equation(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
-    if eqn.primitive in _CALLS:
-        inner = eqn.params[_CALLS[eqn.primitive]]
-        inner = inner if isinstance(inner, ClosedJaxpr) else close(inner)
+    if inner := called_by(eqn):
         if eqn.primitive is primitives.remat_p:
             values = _remat_barrier(eqn, values)
         return evaluate(inner, values, _flatten_equation)
@@ -184,6 +196,14 @@ _CALLS = {
     primitives.custom_vjp_call_p: "call_jaxpr",
     primitives.remat_p: "jaxpr",
 }
+
+
+def called_by(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """The program that an equation does nothing but call, on its own inputs; None for any other equation."""
+    if eqn.primitive not in _CALLS:
+        return None
+    inner = eqn.params[_CALLS[eqn.primitive]]
+    return inner if isinstance(inner, ClosedJaxpr) else close(inner)
 
 
 def _remat_barrier(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:

@@ -12,9 +12,9 @@ from pegprof.engine.costs import Cost, Rates
 from pegprof.engine.flops import count_equation_flops
 from pegprof.engine.jaxpr import JaxprEqn, dtype_of, shape_of
 from pegprof.engine.jaxpr import primitives as p
-from pegprof.engine.sites import Cut, InnerLoop, Site
+from pegprof.engine.sites import Cut, EarlyPart, InnerLoop, Site
 from pegprof.engine.squeeze import ELEMENTWISE
-from pegprof.engine.tails import size
+from pegprof.engine.tails import size, variables
 
 # These two, and the rates of the cache, were set by hand until the planner's choices agreed with the paces timed on the
 # models of benchmarks/models.py. How good they are on other models, or other CPUs, has not been measured.
@@ -34,6 +34,7 @@ class Body:
     rows: float  # of its matrix products, on average over their operations: the positions of an example
     value_bytes: float  # the size of its values, on average over their bytes
     live_bytes: float  # at the most: all that is not elementwise, and so may have to be stored
+    stacked_bytes: float  # of these, what loops put out for sites alone: the plain gradient adds up instead
     steps: float  # of the loops in it, however many examples go through them together
 
 
@@ -60,6 +61,7 @@ def body_of(cut: Cut) -> Body:
         rows=rows / cost.matmul_flops if cost.matmul_flops else 1.0,
         value_bytes=3 * squares / cost.bytes_moved if cost.bytes_moved else 0.0,
         live_bytes=live,
+        stacked_bytes=_stacked_bytes(cut),
         steps=steps + sum(length for _, length in _inner_loops(cut)),
     )
 
@@ -78,6 +80,19 @@ def body_seconds(body: Body, examples: int, rates: Rates) -> float:
     return rates.seconds(cost * examples + Cost(steps=body.steps))
 
 
+def _stacked_bytes(cut: Cut) -> float:
+    """What the scans of one example's program put out that nothing but tails takes in."""
+    stacked = {
+        v
+        for eqn in cut.steps
+        if isinstance(eqn, JaxprEqn) and eqn.primitive is p.scan_p
+        for v in eqn.outvars[eqn.params["num_carry"] :]
+    }
+    in_tails = {id(eqn) for site in cut.sites() for eqn in site.tail.equations}
+    used = {v for eqn in cut.closed.jaxpr.eqns if id(eqn) not in in_tails for v in variables(eqn.invars)}
+    return float(sum(size(v) * dtype_of(v).itemsize for v in stacked - used))
+
+
 def _inner_loops(cut: Cut, times: int = 1) -> Iterator[tuple[InnerLoop, int]]:
     """The loops that have sites of their own, and how many steps each takes in all."""
     for step in cut.steps:
@@ -91,7 +106,7 @@ def _body_equations(cut: Cut, times: int = 1) -> Iterator[tuple[JaxprEqn, int]]:
     """The equations outside sites, and how often each runs for an example."""
     for step in cut.steps:
         match step:
-            case Site():
+            case Site() | EarlyPart():
                 continue
             case InnerLoop():
                 yield from _body_equations(step.cut, times * step.loop.eqn.params["length"])

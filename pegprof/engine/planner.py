@@ -13,6 +13,7 @@ import jax
 
 from pegprof.engine.contraction import contraction_of
 from pegprof.engine.costs import Rates, frontier_bytes, gradient_bytes, rates_of
+from pegprof.engine.early import with_early_parts
 from pegprof.engine.hoist import hoist
 from pegprof.engine.jaxpr import source_line, unbatchable_reason
 from pegprof.engine.pace import Body, body_of, body_seconds
@@ -26,6 +27,9 @@ from pegprof.errors import PegprofError
 
 WORTH_IT = 0.95
 """Fewer examples at a time must promise at least this part of the time of all at once: an estimate is an estimate."""
+
+AS_MUCH_MEMORY = 1.1
+"""On a CPU, where fewer examples at a time cost little, the body may take this much of the plain gradient's memory."""
 
 CHUNK_BYTES = 64 * 2**20
 """How much the gradients that a site holds at once may take, at the most."""
@@ -80,7 +84,7 @@ def make_plan(
 def find_sites(trace: Trace) -> Cut:
     """The traced program, cut at its sites."""
     closed = hoist(trace.closed, gradients=trace.gradient_names, depends=trace.depends)
-    return cut_program(closed, trace.gradient_names, trace.depends)
+    return with_early_parts(cut_program(closed, trace.gradient_names, trace.depends))
 
 
 def plan_sites(
@@ -95,15 +99,15 @@ def plan_sites(
     """Choose a strategy for each site and a pace for the whole."""
     _check_batch(trace.B, stats, microbatch_size)
     where = backend or jax.default_backend()
-    planner = _Planner(trace=trace, cut=cut, quantities=quantities_of(stats), rates=rates_of(where))
+    planner = _Planner(trace=trace, cut=cut, quantities=quantities_of(stats), backend=where, rates=rates_of(where))
+    body = body_of(cut)
     reason = next(_unbatchable(trace), "")
     if reason:
         sizes = [1]
     elif microbatch_size is not None:
         sizes = [min(microbatch_size, trace.B)]
     else:
-        sizes = _paces_to_try(trace.B, where, memory_budget)
-    body = body_of(cut)
+        sizes = _paces_to_try(trace.B, body, where, memory_budget)
     options = {size: planner.plan_at(size) for size in sizes}
     paces = [planner.pace(size, options[size], body) for size in sizes]
     best = _best_pace(paces, memory_budget)
@@ -119,11 +123,26 @@ def plan_sites(
     )
 
 
-def _paces_to_try(B: int, backend: str, memory_budget: int | None) -> list[int]:
-    """All at once, and halves of it: on a CPU for speed, elsewhere only for want of memory."""
-    if backend != "cpu" and memory_budget is None:
+def _paces_to_try(B: int, body: Body, backend: str, memory_budget: int | None) -> list[int]:
+    """All at once, and halves of it: on a CPU for speed, elsewhere only for want of memory.
+
+    Where a loop over time stacks what the plain gradient would add up, all at once takes more memory than that. On a
+    CPU half of it is as fast, so it is not even tried there.
+    """
+    if memory_budget is not None:
+        return _halves(B)
+    if backend != "cpu":
         return [B]
-    return [B, *(size for k in range(B.bit_length()) if (size := B >> (k + 1)) >= 1)]
+    plain_bytes = B * (body.live_bytes - body.stacked_bytes)
+    return [size for size in _halves(B) if size == 1 or size * body.live_bytes <= AS_MUCH_MEMORY * plain_bytes]
+
+
+def _halves(B: int) -> list[int]:
+    """
+    >>> _halves(6)
+    [6, 3, 1]
+    """
+    return [B >> k for k in range(B.bit_length())]
 
 
 def _best_pace(paces: Sequence[Pace], memory_budget: int | None) -> Pace:
@@ -142,6 +161,7 @@ class _Planner:
     trace: Trace
     cut: Cut
     quantities: tuple[Quantity, ...]
+    backend: str
     rates: Rates
 
     def plan_at(self, examples: int) -> tuple[PlanRow, ...]:
@@ -181,12 +201,14 @@ class _Planner:
         """The strategies that fit, cheapest first; what fits everything counts only where nothing else does."""
         fitting = [s for s in STRATEGIES.values() if s.fits(tail, self.quantities)]
         known = [s for s in fitting if s.name != MATERIALISE] or fitting
+        if self.backend != "cpu":  # a CPU runs fewer examples at a time instead
+            known = [s for s in known if s.frees_memory] or known
         costs = {s.name: s.cost(tail, self.quantities, examples, chunk) for s in known}
         found = [
             Candidate(
                 strategy=name,
                 seconds=self.rates.seconds(cost),
-                flops=cost.flops - cost.other_flops,
+                flops=cost.product_flops,
                 bytes_moved=cost.bytes_moved,
                 bytes_held=cost.bytes_held,
             )

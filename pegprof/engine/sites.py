@@ -41,6 +41,14 @@ class Site:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class EarlyPart:
+    """Where a part of a later site's inputs is known, which a strategy may reduce there: ``inputs`` are all of it."""
+
+    site: Site
+    inputs: tuple[Var, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class InnerLoop:
     """A scan whose stacked outputs at ``cut.gradients`` are gradients, formed inside it."""
 
@@ -57,7 +65,7 @@ class Cut:
     """
 
     closed: ClosedJaxpr
-    steps: tuple[JaxprEqn | Site | InnerLoop, ...]
+    steps: tuple["JaxprEqn | Site | EarlyPart | InnerLoop", ...]
     gradients: Mapping[int, Moved | None]
     names: Mapping[int, str]
 

@@ -106,8 +106,10 @@ def _broadcast(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any] | None:
     return [jax.lax.broadcast_in_dim(values[0], [n for n in shape if n != 1], _kept(axes, shape))]
 
 
-def _slice(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
+def _slice(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any] | None:
     axes = _long(shape_of(eqn.invars[0]))
+    if 0 in shape_of(eqn.outvars[0]):  # what is left of an axis of size one may be nothing
+        return None
     first, last, stride = (eqn.params[name] for name in ("start_indices", "limit_indices", "strides"))
     narrow = {
         "start_indices": tuple(first[axis] for axis in axes),

@@ -5,10 +5,7 @@ Out: a ``Trace``: the flat program ``inputs of one example -> value, aux, gradie
 """
 
 import dataclasses
-import inspect
-import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +14,7 @@ import jax.numpy as jnp
 from pegprof.engine.jaxpr import ClosedJaxpr, abstract, flatten
 from pegprof.engine.squeeze import squeeze
 from pegprof.errors import PegprofError
+from pegprof.user_code import home_of, line_of
 
 Loss = Callable[..., Any]
 
@@ -194,7 +192,7 @@ def _split_aux(result: Any, loss: Loss, roles: Roles) -> tuple[Any, Any]:
     if roles.has_aux and not (isinstance(result, tuple) and len(result) == 2):
         raise PegprofError(
             "with has_aux=True the loss must return a pair (value, aux)",
-            where=_home_of(loss),
+            where=home_of(loss),
             hint="return (value, aux), or leave has_aux out",
         )
     value, aux = result if roles.has_aux else (result, ())
@@ -204,15 +202,10 @@ def _split_aux(result: Any, loss: Loss, roles: Roles) -> tuple[Any, Any]:
         found = f"an array of shape {jnp.shape(value)} and dtype {dtype}" if is_array else f"a {type(value).__name__}"
         raise PegprofError(
             f"the loss returned {found} for one example; it must return a real scalar",
-            where=_home_of(loss),
+            where=home_of(loss),
             hint="average over tokens and examples; to return more beside it, return (value, aux) with has_aux=True",
         )
     return value, aux
-
-
-def _home_of(fun: Loss) -> str:
-    code = getattr(inspect.unwrap(fun), "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code else ""
 
 
 def _explain_failure(error: Exception, loss: Loss, args: Sequence[Any], roles: Roles) -> None:
@@ -227,7 +220,7 @@ def _explain_failure(error: Exception, loss: Loss, args: Sequence[Any], roles: R
         return  # it fails on everything: the user's own error says more
     raise PegprofError(
         f"the loss cannot take {forms[roles.keep_batch_dim]}: {type(error).__name__}: {str(error).splitlines()[0]}",
-        where=_line_of(error) or _home_of(loss),
+        where=line_of(error) or home_of(loss),
         hint=hint,
     ) from error
 
@@ -238,10 +231,3 @@ def _takes(loss: Loss, args: Sequence[Any]) -> bool:
     except Exception:  # whatever a loss says to arguments that it was not written for
         return False
     return True
-
-
-def _line_of(error: Exception) -> str:
-    """The last line of the user's own code that an error passed through."""
-    inside = (str(Path(jax.__file__).parent), str(Path(__file__).parents[1]))
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(inside)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""

@@ -1,10 +1,13 @@
 """The measuring. ``profile`` is ``pegprof run`` in Python; it uses the engine through its public names only."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pegprof.errors import PegprofError
-from pegprof.profiling.result import METHODS, STATS, Result, Settings
+from pegprof.profiling import progress as _progress
+from pegprof.profiling.arguments import check_batches
+from pegprof.profiling.result import DEFAULT_BATCH, METHODS, STATS, Result, Settings
 
 if TYPE_CHECKING:
     from pegprof.problem import Problem
@@ -13,39 +16,60 @@ if TYPE_CHECKING:
 def profile(
     problem: "str | Problem",
     *,
-    batch: int | Sequence[int] = 64,
+    batch: int | Sequence[int] = DEFAULT_BATCH,
     options: Mapping[str, Any] | None = None,
     methods: Sequence[str] = METHODS,
     stats: Sequence[str] = STATS,
+    progress: bool = False,
     **settings: Any,
 ) -> Result:
     """What per-example gradient statistics of a model cost, by every method, beside its plain gradient.
 
     Args:
-      problem: a zoo name, ``package.module:name`` or ``file.py:name``. It is loaded by fresh processes, so it has to be
-        something that they can import; this process never starts a JAX backend.
+      problem: a zoo name, ``package.module:name`` or ``file.py:name``, which fresh processes load; this one never
+        starts a JAX backend. Or a ``Problem``, as one defines it in a notebook: no other process could import it, so it
+        is measured in this one, and each row's reason says so.
       batch: one batch size or several.
       options: the model's options, as ``--set`` gives them.
       methods: some of ``grad``, ``vmap``, ``microbatch`` and ``surgery``.
       stats: statistics by name.
+      progress: whether to tell on stderr what is being done.
       **settings: further fields of ``Settings``: ``time``, ``runs``, ``time_limit_s``, ``memory_limit_bytes``, ...
 
     Returns:
-      A Result: ``.rows``, ``.verdict``, ``.samples_s``, ``.to_frame()``.
+      A Result: ``print`` it for the table; ``.rows``, ``.verdict``, ``.samples_s``, ``.to_frame()``, ``.to_json()``.
     """
     from pegprof.profiling.measure import measure
 
-    if not isinstance(problem, str):
-        what = f"a {type(problem).__name__} cannot be measured: the processes that measure could not import it again"
-        hint = "put it in a file and pass 'file.py:name'"
-        raise PegprofError(what, hint=hint)
-    batches = (batch,) if isinstance(batch, int) else tuple(batch)
+    unimportable = None if isinstance(problem, str) else _check_problem(problem, options)
     asked = Settings(
-        model=problem,
-        options=dict(options or {}),
-        batches=batches,
+        model=problem if isinstance(problem, str) else problem.name,
+        options=_check_options(options or {}),
+        batches=check_batches((batch,) if isinstance(batch, int) else batch),
         methods=tuple(methods),
         stats=tuple(stats),
         **settings,
     )
-    return measure(asked, talk=lambda text: None, save=lambda result: None)
+    with _progress.listen(quiet=not progress) as talk:
+        return measure(asked, talk=talk, problem=unimportable)
+
+
+def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """They are handed to other processes, and are in the result's JSON."""
+    try:
+        json.dumps(options)
+    except (TypeError, ValueError) as error:
+        hint = "pass numbers, strings or booleans, as --set would"
+        raise PegprofError(f"the options cannot be handed to another process: {error}", hint=hint) from error
+    return dict(options)
+
+
+def _check_problem(problem: Any, options: Any) -> "Problem":
+    from pegprof.problem import Problem
+
+    if not isinstance(problem, Problem):
+        what = f"a {type(problem).__name__} cannot be measured"
+        raise PegprofError(what, hint="pass the name of a model, 'file.py:name' or a pegprof.Problem")
+    if options:
+        raise PegprofError("a Problem takes no options", hint="make it with the options that you want")
+    return problem

@@ -22,14 +22,29 @@ def parse_batches(text: str) -> tuple[int, ...]:
     (8, 16)
     """
     names = parse_names(text)
-    if not all(name.isdecimal() and int(name) > 0 for name in names):
+    if not all(name.isdecimal() and name.isascii() for name in names):
         raise PegprofError(f"{text!r} is not a batch size", hint="write it like 64, or 8,16,32 for several")
-    return tuple(int(name) for name in names)
+    return check_batches(int(name) for name in names)
 
 
-def parse_options(pairs: Iterable[str], seq_len: int | None = None) -> dict[str, object]:
+def check_batches(sizes: Iterable[int]) -> tuple[int, ...]:
     """
-    >>> parse_options(["width=64"], seq_len=128)
+    >>> check_batches([8, 16])
+    (8, 16)
+    """
+    batches = tuple(sizes)
+    for batch in batches:
+        if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
+            raise PegprofError(f"{batch!r} is not a batch size", hint="it is a number of examples, 1 or more")
+    if not batches or len(set(batches)) < len(batches):
+        raise PegprofError(f"{batches} are not different batch sizes", hint="name each once, and at least one")
+    return batches
+
+
+def parse_options(pairs: Iterable[str], **named: object) -> dict[str, object]:
+    """What ``--set`` gives, and the options that have a flag of their own, which is None where it was not given.
+
+    >>> parse_options(["width=64"], seq_len=128, dtype=None)
     {'width': '64', 'seq_len': 128}
     """
     options: dict[str, object] = {}
@@ -38,4 +53,9 @@ def parse_options(pairs: Iterable[str], seq_len: int | None = None) -> dict[str,
         if not (key and equals):
             raise PegprofError(f"--set {pair} has no value", hint="write it like --set width=64")
         options[key.strip()] = value
-    return options if seq_len is None else {**options, "seq_len": seq_len}
+    flags = {key: flag for key, flag in named.items() if flag is not None}
+    for key, flag in flags.items():
+        if str(options.get(key, flag)) != str(flag):
+            what = f"--{key.replace('_', '-')} {flag} and --set {key}={options[key]} contradict each other"
+            raise PegprofError(what, hint="leave one of them out")
+    return options | flags

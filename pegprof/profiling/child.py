@@ -1,72 +1,111 @@
-"""A child process: one JSON request as the first line of stdin, one JSON answer in the file that it names.
+"""A child process: JSON requests in, JSON answers out, on the socket whose descriptor it is started with.
 
-Never on stdout: a user's model may print. The answer is rewritten as the work goes on, so that a child that is killed
-leaves what it had, and the parent can tell what it was doing. When the parent goes away, stdin ends, and so do we.
+Never on stdout: a user's model may print. An answer is sent in parts, as the work goes on, so that what a killed child
+had found is not lost. When the parent goes away, the socket ends, and so do we, whatever we are doing.
 """
 
+import contextlib
+import gc
 import json
 import os
+import queue
 import sys
 import threading
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from pegprof.errors import PegprofError
-
-Answer = dict[str, Any]
+from pegprof.errors import PegprofError, first_line
 
 
 class Reporter:
-    """Writes the answer; ``update`` may be called any number of times."""
+    """Takes the parts of an answer; ``update`` may be called any number of times."""
 
-    def __init__(self, path: Path):
-        self._path = path
-        self._answer: Answer = {}
+    def __init__(self, parent: Connection):
+        self._parent = parent
+        self.answer: dict[str, Any] = {}
 
     def update(self, **fields: Any) -> None:
-        self._answer |= fields
-        draft = self._path.with_suffix(".draft")
-        draft.write_text(json.dumps(self._answer))
-        draft.replace(self._path)  # the parent never reads half an answer
+        self.answer |= fields
+        self._parent.send_bytes(json.dumps(fields).encode())
+
+
+Job = Callable[[dict[str, Any], Reporter], None]
 
 
 def main() -> None:
-    request = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    reporter = Reporter(Path(request["answer"]))
-    try:
-        _job(request["job"])(request, reporter)
-    except PegprofError as error:
-        reporter.update(error={"what": error.what, "where": error.where, "hint": error.hint, "code": error.exit_code})
-    except Exception as error:
-        traceback.print_exc()
-        reporter.update(failure=describe_exception(error))
-    sys.stdout.flush()
-    os._exit(0)  # the answer is written: spare the teardown of backends
+    parent = Connection(int(sys.argv[1]))
+    requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(parent, requests), daemon=True).start()
+    _volunteer_when_memory_runs_out()
+    jobs = Jobs()
+    while True:
+        request, reporter = requests.get(), Reporter(parent)
+        try:
+            jobs.find(request["job"])(request, reporter)
+        except PegprofError as error:
+            traceback.print_exc()  # for --debug
+            reporter.update(
+                error={"what": error.what, "where": error.where, "hint": error.hint, "code": error.exit_code}
+            )
+        except Exception as error:
+            traceback.print_exc()
+            reporter.update(failure=first_line(error))
+        sys.stdout.flush()
+        reporter.update(done=True)
 
 
-def describe_exception(error: Exception) -> str:
-    """The type and the first line: XLA's and JAX's messages go on for pages."""
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"[:300]
+class Jobs:
+    """The table of jobs, with one bench for those that run programs."""
+
+    def __init__(self) -> None:
+        self._table: dict[str, Job] = {}
+
+    def find(self, name: str) -> Job:
+        """The function that does a job."""
+        if name == "survey":
+            gc.disable()  # a few seconds of tracing, a third of which would go to looking for garbage
+            from pegprof.profiling import survey
+
+            return survey.survey
+        self._table = self._table or _make_table()
+        return self._table[name]
 
 
-def _job(name: str) -> Callable[[dict[str, Any], Reporter], None]:
-    from pegprof.profiling import jobs, timing  # jax comes with these: after the request, so that errors have a place
+def _make_table() -> dict[str, Job]:
+    # jax comes with these: after the first request, so that what goes wrong has a place to be told.
+    from pegprof.profiling import bench, jobs
 
+    programs = bench.Bench()
     return {
         "describe": jobs.describe,
+        "plan": jobs.plan_model,
+        "inspect": jobs.inspect,
         "compile": jobs.compile_method,
         "activations": jobs.measure_activations,
-        "time": timing.time_methods,
-    }[name]
+        "devices": jobs.list_devices,
+        "arguments": bench.make_arguments,
+        "prepare": programs.prepare,
+        "load": programs.load,
+        "unload": programs.unload,
+        "run": programs.run,
+        "check": bench.check_examples,
+    }
 
 
-def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
+def _listen(parent: Connection, requests: "queue.SimpleQueue[dict[str, Any]]") -> None:
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            requests.put(json.loads(parent.recv_bytes()))
     os._exit(1)
+
+
+def _volunteer_when_memory_runs_out() -> None:
+    """The kernel shall take us, and neither the parent nor anything else of the user's."""
+    with contextlib.suppress(OSError):  # not on Linux
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 if __name__ == "__main__":

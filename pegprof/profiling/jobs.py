@@ -1,26 +1,28 @@
 """What children do with a model without running it: describe it, compile it. Abstract values only."""
 
-import dataclasses
 import time
-import traceback
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jaxlib
 
+from pegprof.checking import check_problem
 from pegprof.engine.flops import count_flops
+from pegprof.engine.kept import trace_kept
 from pegprof.engine.statistics import resolve as resolve_stats
 from pegprof.errors import PegprofError
 from pegprof.problem import Problem, load_problem
-from pegprof.profiling import methods, verdict
-from pegprof.profiling.child import Reporter, describe_exception
+from pegprof.profiling import agreement, methods, records, verdict
+from pegprof.profiling.child import Reporter
+from pegprof.profiling.environment import find_environment
 
 Request = dict[str, Any]
 
 
 def load(request: Request) -> Problem:
-    return load_problem(request["model"], request["options"])
+    """The model; in the process that it was defined in, it comes with the request."""
+    return request.get("problem") or load_problem(request["model"], request["options"])
 
 
 def method_options(request: Request) -> methods.Options:
@@ -44,42 +46,47 @@ def describe(request: Request, reporter: Reporter) -> None:
             hint = "choose a divisor of the batch"
             raise PegprofError(f"a batch of {batch} has no microbatches of {options.microbatch_size}", hint=hint)
     problem = load(request)
-    params = problem.abstract_params()
-    _check_loss(problem, params, request["batches"][0])
+    params, _ = check_problem(problem, request["batches"][0])
     leaves = jax.tree.leaves(params)
+    dtype = problem.options.get("dtype") or max(leaves, key=lambda x: x.size).dtype.name
     device = jax.devices()[0]
     reporter.update(
         model=problem.name,
+        model_options={key: _plain(value) for key, value in problem.options.items()},
+        environment=records.encode(find_environment()),
         parameters=sum(x.size for x in leaves),
         parameter_bytes=tree_bytes(params),
         seq_len=problem.options.get("seq_len"),
-        dtype=problem.options.get("dtype") or max(leaves, key=lambda x: x.size).dtype.name,
+        dtype=dtype,
+        tolerance=agreement.TOLERANCES.get(dtype, agreement.TOLERANCES["float32"]),
         device=device.device_kind,
         device_bytes=(device.memory_stats() or {}).get("bytes_limit"),
         jax=jax.__version__,
         jaxlib=jaxlib.version.__version__,
+        smallest_batch=minimum,
+        batch_divisor=options.microbatch_size if any(method.microbatches for method in chosen) else 1,
+        flops_per_s=_measure_rate() if request.get("measure_rate") else None,
     )
 
 
-def _check_loss(problem: Problem, params: Any, batch: int) -> None:
-    try:
-        value = jax.eval_shape(problem.loss, params, problem.abstract_batch(batch))
-    except PegprofError:
-        raise
-    except Exception as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename]
-        where = f"{frames[-1].filename}:{frames[-1].lineno}"
-        raise PegprofError(f"the loss of {problem.name} raised {describe_exception(error)}", where=where) from error
-    if getattr(value, "shape", None) != () or not jnp.issubdtype(value.dtype, jnp.floating):
-        hint = "return one number, the mean over the examples"
-        raise PegprofError(f"the loss of {problem.name} returned {value}, not a scalar", hint=hint)
+def _measure_rate(size: int = 1024, times: int = 3) -> float:
+    """How fast this device multiplies matrices: no program that is worth timing does more in a second."""
+    x = jnp.ones((size, size))
+    multiply = jax.jit(lambda x: x @ x).lower(x).compile()
+
+    def time_once() -> float:
+        start_s = time.perf_counter()
+        jax.block_until_ready(multiply(x))
+        return time.perf_counter() - start_s
+
+    return 2 * size**3 / min(time_once() for _ in range(times))
 
 
 def compile_method(request: Request, reporter: Reporter) -> None:
     """One method at one batch size: XLA's bytes, the time it took to get them, flops."""
     problem, options = load(request), method_options(request)
     method = methods.METHODS[request["method"]]
-    reporter.update(**dataclasses.asdict(method.about(problem, options, request["batch"])))
+    reporter.update(**records.encode(method.about(problem, options, request["batch"])))
     start_s = time.perf_counter()
     traced = jax.jit(method.make(problem, options)).trace(
         problem.abstract_params(), problem.abstract_batch(request["batch"])
@@ -87,6 +94,42 @@ def compile_method(request: Request, reporter: Reporter) -> None:
     compiled = traced.lower().compile()
     compile_s = time.perf_counter() - start_s
     reporter.update(compile_s=compile_s, flops=count_flops(traced.jaxpr), **memory_bytes(compiled))
+
+
+def plan_model(request: Request, reporter: Reporter) -> None:
+    """What surgery does for each parameter at one batch size."""
+    plan = methods.plan_surgery(load(request), method_options(request), request["batch"])
+    reporter.update(plan=records.encode(plan))
+
+
+def inspect(request: Request, reporter: Reporter) -> None:
+    """The facts of a model, and what surgery does for it."""
+    describe(request, reporter)
+    problem, facts = load(request), reporter.answer
+    batch, _ = jax.tree.flatten_with_path(problem.abstract_batch(request["batch"]))
+    inspection = {
+        "model": problem.name,
+        "description": problem.description,
+        "options": facts["model_options"],
+        **{key: facts[key] for key in ("parameters", "parameter_bytes", "dtype")},
+        "keep_batch_dim": problem.keep_batch_dim,
+        "example": [
+            {
+                "name": jax.tree_util.keystr(path, simple=True, separator="/"),
+                "dtype": str(x.dtype),
+                "shape": x.shape[1:],
+            }
+            for path, x in batch
+        ],
+        "plan": records.encode(methods.plan_surgery(problem, method_options(request), request["batch"])),
+    }
+    reporter.update(inspection=inspection)
+
+
+def list_devices(request: Request, reporter: Reporter) -> None:
+    """What JAX sees."""
+    kinds = [device.device_kind for device in jax.devices()]
+    reporter.update(backend=jax.default_backend(), devices=kinds, environment=records.encode(find_environment()))
 
 
 def measure_activations(request: Request, reporter: Reporter) -> None:
@@ -97,19 +140,8 @@ def measure_activations(request: Request, reporter: Reporter) -> None:
         memory_bytes(grad.lower(params, problem.abstract_batch(batch)).compile())["temp_bytes"]
         for batch in verdict.SLOPE_BATCHES
     ]
-    reporter.update(temp_bytes=temp_bytes, traced_bytes_per_example=_traced_bytes_per_example(problem))
-
-
-def _traced_bytes_per_example(problem: Problem) -> int:
-    """What the backward pass keeps of one example: the second example's share, so that kept parameters cancel out."""
-
-    def backward_pass(params: Any, batch: Any) -> Any:  # a pytree whose leaves are what it keeps
-        return jax.vjp(lambda params: problem.loss(params, batch), params)[1]
-
-    def kept_bytes(batch: int) -> int:
-        return tree_bytes(jax.eval_shape(backward_pass, problem.abstract_params(), problem.abstract_batch(batch)))
-
-    return kept_bytes(2) - kept_bytes(1)
+    kept = trace_kept(problem.loss, params, problem.abstract_batch(verdict.TRACED_BATCH))
+    reporter.update(temp_bytes=temp_bytes, traced_bytes_per_example=kept.bytes_per_example)
 
 
 def memory_bytes(compiled: Any) -> dict[str, int]:
@@ -126,3 +158,8 @@ def memory_bytes(compiled: Any) -> dict[str, int]:
 
 def tree_bytes(tree: Any) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _plain(value: Any) -> Any:
+    """An option's value as JSON has it; whatever it is, it can be told from another."""
+    return value if isinstance(value, int | float | str | None) else repr(value)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from optax import microbatching
 
 import pegprof
+from pegprof.engine.plan import Plan
 from pegprof.engine.statistics import CENTRED, Centred, Moment, Quantity, SquareNorm, Statistic, quantities_of
 from pegprof.errors import PegprofError, nearest
 from pegprof.problem import Problem
@@ -40,6 +41,7 @@ class About:
     note: str = ""
     microbatch_size: int | None = None
     materialised_parameters: int | None = None
+    plan: Plan | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,8 +114,9 @@ def _about_microbatch(problem: Problem, options: Options, B: int) -> About:
     return About(note=f"{size} at a time, {examples}", microbatch_size=size)
 
 
-def _about_surgery(problem: Problem, options: Options, B: int) -> About:
-    plan = pegprof.make_plan(
+def plan_surgery(problem: Problem, options: Options, B: int) -> Plan:
+    """What surgery does; nothing is compiled."""
+    return pegprof.make_plan(
         problem.loss,
         problem.abstract_params(),
         problem.abstract_batch(B),
@@ -122,10 +125,15 @@ def _about_surgery(problem: Problem, options: Options, B: int) -> About:
         backend=options.backend,
         memory_budget=options.memory_budget,
     )
+
+
+def _about_surgery(problem: Problem, options: Options, B: int) -> About:
+    plan = plan_surgery(problem, options, B)
     return About(
         note=f"one at a time: {plan.one_at_a_time}" if plan.one_at_a_time else _pace_note(plan.microbatch_size, B),
         microbatch_size=plan.microbatch_size,
         materialised_parameters=len(plan.materialised),
+        plan=plan,
     )
 
 

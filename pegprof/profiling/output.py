@@ -1,14 +1,79 @@
-"""Where a report goes: the default path, a check before minutes of measuring, and writing that is all or nothing."""
+"""Where reports go: to files, checked before minutes of measuring and written all or nothing; one format to stdout."""
 
 import contextlib
+import dataclasses
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pegprof.errors import PegprofError
-from pegprof.profiling.result import Settings
+from pegprof.profiling.report import FORMATS
+from pegprof.profiling.result import Result, Settings
+
+STDOUT = "-"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Exports:
+    """What a user wants to have written: files by format, and at most one format on stdout."""
+
+    files: Mapping[str, Path]
+    stdout: str | None = None
+
+    def write_files(self, result: Result) -> None:
+        for name, path in self.files.items():
+            write(path, FORMATS[name](result), name)
+
+    def check_writable(self) -> None:
+        """Raises in words, before anything is measured, if a file cannot be written later."""
+        for name, path in self.files.items():
+            with _in_words(path, name):
+                if path.is_dir():
+                    raise IsADirectoryError("it is a folder")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryFile(dir=path.parent):
+                    pass
+
+
+class Saver:
+    """Writes the files whenever there is something new, and keeps the latest result.
+
+    A file that cannot be written any more does not stop a measurement: ``failure`` is for its end.
+    """
+
+    def __init__(self, exports: Exports):
+        self._exports = exports
+        self.latest: Result | None = None
+        self.failure: PegprofError | None = None
+
+    def __call__(self, result: Result) -> None:
+        self.latest, self.failure = result, None
+        try:
+            self._exports.write_files(result)
+        except PegprofError as error:
+            self.failure = error
+
+
+def choose_exports(asked: Mapping[str, str | None], *, no_csv: bool, default_csv: Path) -> Exports:
+    """What the options ``--export-FORMAT`` ask for, and the CSV that is written unless they say otherwise.
+
+    >>> choose_exports({"csv": None, "json": "-"}, no_csv=True, default_csv=Path("x.csv"))
+    Exports(files={}, stdout='json')
+    """
+    if no_csv and asked.get("csv"):
+        raise PegprofError("--export-csv and --no-csv contradict each other", hint="leave one of them out")
+    to_stdout = [name for name, path in asked.items() if path == STDOUT]
+    if len(to_stdout) > 1:
+        what = f"{' and '.join(f'--export-{name}' for name in to_stdout)} cannot both go to stdout"
+        raise PegprofError(what, hint="name a file for all but one of them")
+    files = {name: Path(path) for name, path in asked.items() if path and path != STDOUT}
+    if not (no_csv or asked.get("csv")):
+        files = {"csv": default_csv, **files}
+    if len({path.resolve() for path in files.values()}) < len(files):
+        raise PegprofError("two exports go to the same file", hint="name another file for one of them")
+    return Exports(files=files, stdout=to_stdout[0] if to_stdout else None)
 
 
 def default_csv_path(settings: Settings, target: str) -> Path:
@@ -20,34 +85,29 @@ def default_csv_path(settings: Settings, target: str) -> Path:
     return Path("reports", f"{model}-b{'-'.join(map(str, settings.batches))}-{target}.csv")
 
 
-def check_writable(path: Path) -> None:
-    """Raises in words, before anything is measured, if the file cannot be written later."""
-    with _in_words(path):
-        if path.is_dir():
-            raise IsADirectoryError("it is a folder")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-
-
-def write(path: Path, text: str) -> None:
+def write(path: Path, text: str, name: str) -> None:
     """Replaces the file in one step: a reader sees the old text or the new, never half of one."""
-    with _in_words(path):
-        with tempfile.NamedTemporaryFile(
+    with _in_words(path, name):
+        draft = tempfile.NamedTemporaryFile(  # noqa: SIM115  (it becomes the file, or goes)
             "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8", newline=""
-        ) as draft:
-            draft.write(text)
-        Path(draft.name).chmod(0o666 & ~_umask())  # temporary files are private, reports are not
-        Path(draft.name).replace(path)
+        )
+        try:
+            with draft:
+                draft.write(text)
+            Path(draft.name).chmod(0o666 & ~_umask())  # temporary files are private, reports are not
+            Path(draft.name).replace(path)
+        except BaseException:  # a full disk, Ctrl-C: leave no draft behind
+            Path(draft.name).unlink(missing_ok=True)
+            raise
 
 
 @contextlib.contextmanager
-def _in_words(path: Path) -> Iterator[None]:
+def _in_words(path: Path, name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what = f"cannot write {path}: {error.strerror or error}"
-        raise PegprofError(what, hint="name another file with --export-csv, or leave it out with --no-csv") from error
+        hint = f"name another file with --export-{name}" + (", or leave it out with --no-csv" if name == "csv" else "")
+        raise PegprofError(f"cannot write {path}: {error.strerror or error}", hint=hint) from error
 
 
 def _umask() -> int:

@@ -1,4 +1,9 @@
-"""Starting child processes, waiting for their answers, and leaving none behind."""
+"""Child processes: starting them, asking them for things, and leaving none behind.
+
+Requests and answers are JSON on a socket of their own, never on stdout: a user's model may print. An answer comes in
+parts as the work goes on, so that a child that is killed leaves what it had. When the parent goes away the socket ends,
+and so does the child; whatever was printed is in a file that has no name. So nothing is left, however either ends.
+"""
 
 import contextlib
 import json
@@ -8,19 +13,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Pipe
+from typing import Any, Protocol
 
 from pegprof.errors import ExitCode, PegprofError
+from pegprof.profiling.progress import Talk
 
 POLL_S = 0.2
+LAST_BREATH_S = 10.0  # for a child that has closed its socket
 
-Talk = Callable[[str], None]
+Watch = Callable[[], str | None]
+"""Is asked again and again while a child works; what it returns is why the child must be stopped."""
 
 
 class ChildFailure(Exception):
-    """A child that crashed, was killed or took too long, with what it had answered until then.
+    """A child that crashed, was killed or had to be stopped, with what it had answered until then.
 
     Args:
       reason: why, in words.
@@ -33,6 +41,129 @@ class ChildFailure(Exception):
         self.reason, self.answer, self.output = reason, answer, output
 
 
+class OutOfTime(ChildFailure):
+    """A child that took too long."""
+
+
+class Worker(Protocol):
+    """Whoever does jobs: a child, or this very process."""
+
+    @property
+    def alive(self) -> bool: ...
+
+    def send(self, job: str, request: Mapping[str, Any]) -> None: ...
+
+    def receive(self, *, limit_s: float, watch: Watch | None = None) -> dict[str, Any]: ...
+
+    def close(self) -> None: ...
+
+
+class Child:
+    """A process that does jobs of ``child.py``, one after the other, until it is closed.
+
+    Args:
+      environment: variables on top of this process's own.
+      talk: is told of the child's progress, and with ``debug`` all that it prints.
+      files: descriptors of open files that the child shall have too, by the same numbers.
+    """
+
+    def __init__(self, environment: Mapping[str, str], *, talk: Talk, files: Sequence[int] = (), debug: bool = False):
+        self._talk, self._debug = talk, debug
+        self._taken_bytes, self._ended = 0, False
+        self._printed = tempfile.TemporaryFile()  # noqa: SIM115  (closed by close)
+        self._socket, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "pegprof.profiling.child", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._printed,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+                pass_fds=(theirs.fileno(), *files),
+                start_new_session=True,  # a group of its own: Ctrl-C reaches only the parent, which then ends the group
+            )
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked again."""
+        return self._process.poll() is None
+
+    def send(self, job: str, request: Mapping[str, Any]) -> None:
+        """Hands over a request. It is begun when those before it are done."""
+        with contextlib.suppress(OSError):  # the child is gone: receive will tell why
+            self._socket.send_bytes(json.dumps({**request, "job": job}).encode())
+
+    def receive(self, *, limit_s: float, watch: Watch | None = None) -> dict[str, Any]:
+        """The answer to the oldest request that has none yet.
+
+        Args:
+          limit_s: after this the child is ended.
+          watch: may have it ended at any time.
+
+        Raises:
+          PegprofError: the child found the user's request wrong.
+          ChildFailure: the child did not get to the end. It may live on: see ``alive``.
+        """
+        answer: dict[str, Any] = {}
+        try:
+            self._collect(answer, limit_s=limit_s, watch=watch)
+        except ChildFailure:
+            self.end()
+            raise
+        except (EOFError, OSError):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=LAST_BREATH_S)
+            self.end()
+            cause = _cause_of_death(self._process.returncode)
+            raise ChildFailure(cause, answer=answer, output=self._take_output()) from None
+        output = self._take_output()
+        if error := answer.get("error"):
+            raise PegprofError(
+                error["what"], where=error["where"], hint=error["hint"], exit_code=ExitCode(error["code"])
+            )
+        if failure := answer.get("failure"):
+            raise ChildFailure(failure, answer=answer, output=output)
+        return answer
+
+    def _collect(self, answer: dict[str, Any], *, limit_s: float, watch: Watch | None) -> None:
+        """Adds what comes in to the answer, until it is complete."""
+        deadline_s = time.monotonic() + limit_s
+        while not answer.pop("done", False):
+            left_s = deadline_s - time.monotonic()
+            if self._socket.poll(max(0.0, min(POLL_S, left_s))):
+                part = json.loads(self._socket.recv_bytes())
+                answer |= part
+                if progress := part.get("progress"):
+                    self._talk.doing(progress, expected_s=part.get("expected_s"))
+            elif left_s <= 0:
+                raise OutOfTime(f"stopped after {limit_s:.0f} s", answer=answer, output=self._take_output())
+            elif watch and (reason := watch()):
+                raise ChildFailure(reason, answer=answer, output=self._take_output())
+
+    def _take_output(self) -> str:
+        """What was printed since the last time."""
+        size = os.fstat(self._printed.fileno()).st_size
+        new = os.pread(self._printed.fileno(), size - self._taken_bytes, self._taken_bytes)  # moves no offset
+        self._taken_bytes = size
+        output = new.decode(errors="replace").strip()
+        if output and self._debug:
+            self._talk(output)
+        return output
+
+    def end(self) -> None:
+        """Ends the child's whole group, which may outlive the child itself."""
+        if not self._ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._ended = True  # from now on the number may be another's
+
+    def close(self) -> None:
+        self.end()
+        self._socket.close()
+        self._printed.close()
+
+
 def run_child(
     job: str,
     request: Mapping[str, Any],
@@ -42,85 +173,10 @@ def run_child(
     talk: Talk,
     debug: bool = False,
 ) -> dict[str, Any]:
-    """Runs one job of ``child.py`` in a fresh process and returns its answer.
-
-    Args:
-      job: a name of its table.
-      request: what the job reads.
-      environment: variables on top of this process's own.
-      limit_s: after this it is stopped.
-      talk: is told of the child's progress, and with ``debug`` all that it printed.
-
-    Raises:
-      PegprofError: the child found the user's request wrong.
-      ChildFailure: the child did not end well.
-    """
-    with tempfile.TemporaryDirectory(prefix="pegprof-") as folder:
-        answer_path, output_path = Path(folder, "answer.json"), Path(folder, "output.txt")
-        line = json.dumps({**request, "job": job, "answer": str(answer_path)}) + "\n"
-        with output_path.open("wb") as output_file:
-            child = subprocess.Popen(
-                [sys.executable, "-m", "pegprof.profiling.child"],
-                stdin=subprocess.PIPE,
-                stdout=output_file,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **environment},
-                start_new_session=True,  # a group of its own: Ctrl-C reaches only the parent, which then ends the group
-            )
-        try:
-            timed_out = _wait(child, line, answer_path, limit_s=limit_s, talk=talk)
-        finally:
-            _end(child)
-        answer, output = _read(answer_path), output_path.read_text(errors="replace").strip()
-    if debug and output:
-        talk(output)
-    if error := answer.get("error"):
-        raise PegprofError(error["what"], where=error["where"], hint=error["hint"], exit_code=ExitCode(error["code"]))
-    if timed_out:
-        raise ChildFailure(f"stopped after {limit_s:.0f} s", answer=answer, output=output)
-    if child.returncode != 0:
-        raise ChildFailure(_cause_of_death(child.returncode), answer=answer, output=output)
-    if failure := answer.get("failure"):
-        raise ChildFailure(failure, answer=answer, output=output)
-    return answer
-
-
-def _wait(child: "subprocess.Popen[bytes]", line: str, answer_path: Path, *, limit_s: float, talk: Talk) -> bool:
-    """Hands the request over and waits; True if the time ran out. stdin stays open: its end tells the child to end."""
-    assert child.stdin is not None
-    deadline = time.monotonic() + limit_s
-    with contextlib.suppress(BrokenPipeError):  # it died at birth: its exit status tells more
-        child.stdin.write(line.encode())
-        child.stdin.flush()
-    said = None
-    while time.monotonic() < deadline:
-        try:
-            child.wait(timeout=POLL_S)
-            return False
-        except subprocess.TimeoutExpired:
-            progress = _read(answer_path).get("progress")
-            if progress and progress != said:
-                talk(progress)
-                said = progress
-    return True
-
-
-def _end(child: "subprocess.Popen[bytes]") -> None:
-    """Ends the child's whole group, which may outlive the child itself."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
-    if child.stdin is not None:
-        with contextlib.suppress(BrokenPipeError):
-            child.stdin.close()
-
-
-def _read(answer_path: Path) -> dict[str, Any]:
-    try:
-        answer: dict[str, Any] = json.loads(answer_path.read_text())
-    except FileNotFoundError:
-        return {}
-    return answer
+    """Does one job in a fresh process: as ``Child.send`` and ``Child.receive``."""
+    with contextlib.closing(Child(environment, talk=talk, debug=debug)) as child:
+        child.send(job, request)
+        return child.receive(limit_s=limit_s)
 
 
 def _cause_of_death(returncode: int) -> str:

@@ -1,10 +1,14 @@
 """Result: the one record that every report reads. It knows nothing of how it was measured or how it is shown."""
 
 import dataclasses
+import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pegprof.errors import ExitCode
+from pegprof.engine.plan import Plan
+from pegprof.errors import ExitCode, PegprofError
+from pegprof.profiling import records
+from pegprof.profiling.environment import Environment
 from pegprof.profiling.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -12,7 +16,10 @@ if TYPE_CHECKING:
 
 METHODS = ("grad", "vmap", "microbatch", "surgery")
 STATS = ("mean", "second_moment")
+DEFAULT_BATCH = 64
 MIN_RUNS = 3
+SCHEMA = 1
+"""Of the JSON. It grows by one whenever a field gets another meaning or goes away."""
 
 Status = Literal["ok", "refused", "failed", "skipped"]
 Evidence = Literal["measured", "compiled"]
@@ -32,22 +39,26 @@ class Settings:
       time: whether to run anything; without it the report stands on compiles alone.
       warmup: runs of each method that do not count.
       runs: runs of each method that count; None takes as many as are worth their time.
-      time_limit_s: for all timing; the batch that is timed is halved until it fits.
+      time_limit_s: for everything. What is compiled first is compiled in any case; then nothing is run for longer, and
+        the batch that is timed is halved until it fits.
       memory_limit_bytes: refuse what needs more; None takes what is free.
+      check: whether to compare the methods' statistics before they are timed, and to check that examples do not
+        interact.
       seed: of the parameters and the data.
     """
 
     model: str
     options: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    batches: tuple[int, ...] = (64,)
+    batches: tuple[int, ...] = (DEFAULT_BATCH,)
     methods: tuple[str, ...] = METHODS
     stats: tuple[str, ...] = STATS
     microbatch_size: int = 1
     time: bool = True
     warmup: int = 1
     runs: int | None = None
-    time_limit_s: float = 300.0
+    time_limit_s: float = 585.0
     memory_limit_bytes: int | None = None
+    check: bool = True
     seed: int = 0
 
 
@@ -57,6 +68,8 @@ class Row:
 
     ``peak_bytes`` is what XLA assigns for arguments, results and temporaries; ``time_s`` is the median of ``runs`` runs
     at ``time_batch`` examples; ratios are to ``grad`` of the same batch; ``compile_s`` includes tracing and lowering.
+    ``host_peak_bytes`` and ``device_peak_bytes`` are measured at ``measured_batch`` examples, arguments included; XLA's
+    figure for that same program is ``measured_batch_peak_bytes``.
     """
 
     model: str
@@ -98,29 +111,54 @@ class Row:
     jaxlib: str | None = None
     xla_flags: str | None = None
     timestamp: str | None = None
+    device_peak_bytes: int | None = None
+    measured_batch: int | None = None
+    measured_batch_peak_bytes: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """What was found.
+    """What was found. ``print`` it for the table; ``to_json`` keeps all of it.
 
     Args:
       settings: what was asked for.
       rows: one for each batch and method.
       verdict: activations against parameters; None where they could not be compiled.
       samples_s: every single time measured, by (batch, method).
+      plans: what surgery does, by batch.
+      environment: versions, device and settings of JAX: what makes two results comparable.
+      options: the model's options in effect, the defaults too.
+      complete: False while there is still something to measure, so that the file of a run that was stopped says so.
     """
 
     settings: Settings
     rows: tuple[Row, ...]
     verdict: Verdict | None = None
     samples_s: Mapping[tuple[int, str], tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    plans: Mapping[int, Plan] = dataclasses.field(default_factory=dict)
+    environment: Environment | None = None
+    options: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    complete: bool = True
 
     @property
     def exit_code(self) -> ExitCode:
-        """A method that does not fit is an answer; one that crashed or disagrees is not."""
-        answered = bool(self.rows) and all(row.status in ("ok", "refused") for row in self.rows)
-        return ExitCode.OK if answered else ExitCode.UNMEASURED
+        """A method that does not fit is an answer, and so is one that was too slow beside others that were timed.
+
+        One that crashed or disagrees is none; and if the time limit came before anything was timed, that is said.
+        """
+        statuses = {row.status for row in self.rows}
+        if not statuses or "failed" in statuses:
+            return ExitCode.UNMEASURED
+        if "skipped" in statuses and all(row.time_s is None for row in self.rows):
+            return ExitCode.TIME_LIMIT
+        return ExitCode.OK
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(row.batch for row in self.rows))
+
+    def rows_of(self, batch: int) -> list[Row]:
+        return [row for row in self.rows if row.batch == batch]
 
     def to_frame(self) -> "pandas.DataFrame":
         """The rows as a table of pandas, the columns named and ordered as in the CSV."""
@@ -128,3 +166,65 @@ class Result:
 
         columns = [field.name for field in dataclasses.fields(Row)]
         return pandas.DataFrame([dataclasses.asdict(row) for row in self.rows], columns=columns)
+
+    def to_json(self) -> str:
+        """All of it, every sample included; ``from_json`` reads it back."""
+        samples_s: dict[int, dict[str, tuple[float, ...]]] = {}
+        for (batch, method), times_s in self.samples_s.items():
+            samples_s.setdefault(batch, {})[method] = times_s
+        data = records.encode({**_fields(self), "samples_s": samples_s})
+        return json.dumps({"schema": SCHEMA, **data}, indent=1, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Result":
+        """A Result that ``to_json`` wrote, by this version of pegprof or an older one.
+
+        Raises:
+          PegprofError: the text is not JSON, not a result, or of a newer version.
+        """
+        data = _load(text)
+        try:
+            by_batch = records.decode(_SAMPLES, data.pop("samples_s", {}), "samples_s")
+            samples_s = {
+                (b, method): times_s for b, by_method in by_batch.items() for method, times_s in by_method.items()
+            }
+            result: Result = records.decode(cls, data)
+        except records.Unreadable as error:
+            raise _not_a_result(str(error)) from error
+        if len({(row.batch, row.method, row.target) for row in result.rows}) < len(result.rows):
+            raise _not_a_result("two rows are of the same batch, method and target")
+        return dataclasses.replace(result, samples_s=samples_s)
+
+    def __str__(self) -> str:
+        from pegprof.profiling.terminal import render_terminal
+
+        return render_terminal(self)
+
+
+_SAMPLES = Mapping[int, Mapping[str, tuple[float, ...]]]
+
+
+def _fields(record: Result) -> dict[str, Any]:
+    """The fields of a record as they are; ``asdict`` would copy all that they hold."""
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+
+
+def _load(text: str) -> dict[str, Any]:
+    """The object that JSON holds, without its schema, which is one that can be read."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _not_a_result(str(error) or "it is nested too deeply") from error
+    schema = data.pop("schema", None) if isinstance(data, dict) else None
+    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
+        raise _not_a_result("it has no schema")
+    if schema > SCHEMA:
+        what = f"the result has schema {schema}, and this version of pegprof reads up to {SCHEMA}"
+        raise PegprofError(what, hint="a newer pegprof wrote it: upgrade, or measure again")
+    return data
+
+
+def _not_a_result(why: str) -> PegprofError:
+    return PegprofError(
+        f"this is not a result of pegprof: {why}", hint="pegprof run writes one with --export-json FILE"
+    )

@@ -12,6 +12,7 @@ import platform
 from pathlib import Path
 
 from pegprof.errors import PegprofError
+from pegprof.profiling.units import format_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,11 @@ class Target:
     name: str
     environment: dict[str, str]  # of every child
 
+    @property
+    def is_host(self) -> bool:
+        """Whether programs take the memory of this machine, and any number of processes can have their part of it."""
+        return self.name == CPU.target
+
 
 def host_target() -> Target:
     """The device of this machine: what JAX_PLATFORMS says, else an accelerator that is present, else the CPU."""
@@ -85,12 +91,42 @@ def cpu_name() -> str:
     return f"{name}, {cores} cores"
 
 
+PROCESS_BYTES = 2**29
+"""What a process with JAX takes before it runs anything, the compiling included: 0.3 to 0.4 GiB have been seen."""
+
+SPARED = 0.05
+"""The share of what is available that is left to others: they may want more at any time."""
+
+
+LEAST_LEFT_BYTES = 2**29
+"""Below this a child is stopped. It can take as much again until we look the next time."""
+
+
 def free_host_bytes() -> int:
-    """The memory that a child may take: what the machine and the container leave, less what Python and XLA take."""
+    """The memory that a program may take in a process yet to be started."""
+    return max(0, spendable_host_bytes() - PROCESS_BYTES)
+
+
+def spendable_host_bytes() -> int:
+    """The memory that the processes which are there may take on top of what they have."""
+    return int(available_host_bytes() * (1 - SPARED))
+
+
+def available_host_bytes() -> int:
+    """What the machine and the containers around this process leave, without swapping."""
     import psutil
 
-    free = min(psutil.virtual_memory().available, *free_container_bytes())
-    return max(0, int(free * 0.95) - 2**29)
+    return max(0, min([psutil.virtual_memory().available, *free_container_bytes()]))
+
+
+def short_of_memory() -> str | None:
+    """Why a child must be stopped, if it must: before the machine swaps, or kills somebody else."""
+    import psutil
+
+    left = available_host_bytes()
+    if left >= min(LEAST_LEFT_BYTES, psutil.virtual_memory().total // 32):
+        return None
+    return f"stopped: only {format_bytes(left)} of memory were left on this machine"
 
 
 def free_container_bytes(root: Path = Path("/")) -> list[int]:
@@ -118,13 +154,16 @@ def _memory_groups(root: Path) -> list[Path]:
     return groups
 
 
+# Limit, usage, and what of the usage is cache. Above memory.high a group is not killed, but held up.
 _LIMIT_USAGE_CACHE = (
     ("memory.max", "memory.current", "inactive_file"),
+    ("memory.high", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
 
 def _free_in_group(group: Path) -> int | None:
+    free = []
     for limit_file, usage_file, cache in _LIMIT_USAGE_CACHE:
         try:
             limit = (group / limit_file).read_text().strip()
@@ -134,5 +173,5 @@ def _free_in_group(group: Path) -> int | None:
             continue
         if limit != "max":
             # Cached files count as used, yet the kernel drops them before it kills anybody.
-            return int(limit) - usage + int(stat.get(cache, 0))
-    return None
+            free.append(int(limit) - usage + int(stat.get(cache, 0)))
+    return min(free, default=None)

@@ -1,230 +1,456 @@
-"""What one child does with the clock: all methods, at one common batch, interleaved round by round.
+"""Methods against each other: are they right, how long do they take, how much memory do they really need?
 
-    compile and run each once at a small batch ──> compare the statistics ──> estimate ──> the largest batch that fits
-    ──> compile there, warm up ──> rounds: each method once, again and again
+    set up for the probe ──> first runs: memory, statistics compared ──> check the examples ──> the common batch
+    ──> set up there, first runs: memory ──> rounds: each method once, again and again
 
-What is drifting (other work, heat) so hits all methods alike. A method that does not fit or disagrees is left out, with
-the reason. The first run decides: it is dearer than later ones, so the estimate errs on the side of the limit.
+What drifts (other work, heat) so hits all methods alike. A method that crashes, is wrong, does not fit or takes too
+long is out of the race, with the reason; the others go on. ``timed`` tells at any time what has come of it so far.
 """
 
 import dataclasses
+import itertools
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
-
-from pegprof.profiling import agreement, jobs, methods
-from pegprof.profiling.child import Reporter, describe_exception
+from pegprof.errors import PegprofError
+from pegprof.profiling import budget
+from pegprof.profiling.crew import Crew, NoRoom
+from pegprof.profiling.process import ChildFailure, OutOfTime
+from pegprof.profiling.progress import Talk
 from pegprof.profiling.result import MIN_RUNS
-from pegprof.profiling.units import format_bytes, format_seconds
 
 MAX_RUNS = 50
-ENOUGH_S = 20.0  # of rounds, when the number of runs was not asked for
+ENOUGH_S = 10.0  # of rounds, when the number of runs was not asked for
+SHORT_S = 0.1  # what takes less is run several times in a round, after a run that does not count:
+MOST_IN_A_ROUND = 5  # in a training loop too it finds the caches as it left them
+SAVE_EVERY_S = 1.0
 
-# A vmap of JAX's own is the plainest; grad has the mean only.
-_REFERENCES = ("vmap", "microbatch", "surgery", "grad")
+# Who runs first is what the others are compared with. JAX's own ways are the plainest, and vmap can be slow beyond
+# measure; grad has the mean only, and another one if examples interact.
+FIRST, LAST = ("microbatch", "vmap"), ("grad",)
+
+FIRST_RUN_SHARE = 0.5  # of the time left, that a first run may take
+CHECK_SHARE = 0.1  # of the time left, that the check of the examples may take while nothing looks wrong
+CHECK_SETUP_S = 5.0  # what that takes beside compiling and running
+EXAMPLES = 4  # that it looks at
+
+FAR_APART = 0.1  # a measured peak that differs from XLA's figure by more than this share of it is worth a remark,
+NEAR_BYTES = 32 * 2**20  # if it is by more than this
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Program:
-    """A method compiled for one batch size."""
+class Peak:
+    """A peak of memory that was measured, the batch that it is of, and XLA's own figure for the same program."""
+
+    batch: int
+    xla_bytes: int
+    host_bytes: int | None = None
+    device_bytes: int | None = None
+
+    @property
+    def measured_bytes(self) -> int:
+        return (self.host_bytes if self.device_bytes is None else self.device_bytes) or 0
+
+    @property
+    def is_far_from_xla(self) -> bool:
+        """Libraries that XLA calls may allocate memory that is not in its plan."""
+        return abs(self.measured_bytes - self.xla_bytes) > max(FAR_APART * self.xla_bytes, NEAR_BYTES)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Timed:
+    """What came of running one method. Of ``failure``, ``refused`` and ``skipped`` at most one is there."""
+
+    failure: str | None = None  # it crashed, or is wrong
+    refused: str | None = None  # it did not fit
+    skipped: str | None = None  # there was no time for it
+    remarks: tuple[str, ...] = ()
+    batch: int | None = None
+    samples_s: tuple[float, ...] = ()
+    max_rel_error: float | None = None
+    peak: Peak | None = None
+
+    @property
+    def time_s(self) -> float | None:
+        return statistics.median(self.samples_s) if self.samples_s else None
+
+    @property
+    def iqr_s(self) -> float | None:
+        if len(self.samples_s) < 2:
+            return None
+        first, _, third = statistics.quantiles(self.samples_s, n=4, method="inclusive")
+        return third - first
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What is to be timed.
+
+    Args:
+      batches: the batch asked for and its halvings.
+      peak_bytes: what each method needs at the batch asked for, by XLA.
+      example_s: what one example should take, all methods together; None if nobody knows.
+      warmup: runs of each method that do not count.
+      runs: runs that count; None takes as many as are worth their time.
+      tolerance: how far the statistics of two methods may be apart; None checks nothing.
+      check_examples: whether to see if they interact though nothing looks like it.
+      measure_peaks: whether there can be processes in which a method is alone.
+    """
+
+    batches: Sequence[int]
+    peak_bytes: Mapping[str, int]
+    example_s: float | None
+    warmup: int
+    runs: int | None
+    tolerance: float | None
+    check_examples: bool
+    measure_peaks: bool
+
+    @property
+    def least_runs(self) -> int:
+        """Fewer are not worth much; the batch is cut before the runs are."""
+        return min(self.runs or MIN_RUNS, MIN_RUNS)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Lane:
+    """A method in the race. ``first_s`` and ``samples_s`` are times at ``batch``."""
 
     method: str
-    run: Callable[[], Any]
-    peak_bytes: int
-    output_bytes: int
-    compile_s: float
+    batch: int | None = None
+    first_s: float | None = None
+    samples_s: list[float] = dataclasses.field(default_factory=list)
+    max_rel_error: float | None = None
+    peak: Peak | None = None
+    ending: Mapping[str, str] = dataclasses.field(default_factory=dict)  # which of Timed's three, and why
+    racing: bool = True
+    remarks: list[str] = dataclasses.field(default_factory=list)
 
-
-def time_methods(request: jobs.Request, reporter: Reporter) -> None:
-    """Reports ``time_batch`` and, by method, ``samples_s``, ``max_rel_error`` and what was left out and why."""
-    Timing(request, reporter).run()
+    @property
+    def next_s(self) -> float:
+        """What its next run should take."""
+        return self.samples_s[-1] if self.samples_s else self.first_s or 0.0
 
 
 class Timing:
-    """One timing of some methods; the state is what is still in the race."""
+    """One race.
 
-    def __init__(self, request: jobs.Request, reporter: Reporter):
-        self.request, self.reporter = request, reporter
-        self.deadline_s = time.monotonic() + request["timing_limit_s"]
-        self.problem, self.options = jobs.load(request), jobs.method_options(request)
-        self.racing: list[str] = list(request["methods"])
-        self.failures: dict[str, str] = {}  # wrong or crashed
-        self.left_out: dict[str, str] = {}  # did not fit
-        self.errors: dict[str, float] = {}
-        params_key, self.batch_key = jax.random.split(jax.random.key(request["seed"]))
-        self.params = jax.jit(self.problem.init)(params_key)
+    Args:
+      terms: what it is about.
+      crew: runs the methods.
+      talk: is told what is going on.
+      changed: is called now and then when there is something new.
+    """
+
+    def __init__(self, terms: Terms, *, crew: Crew, talk: Talk, changed: Callable[[], None]):
+        self._terms, self._crew, self._talk, self._changed = terms, crew, talk, changed
+        others = [method for method in crew.methods if method not in (*FIRST, *LAST)]
+        self._lanes = [Lane(method=method) for method in (*FIRST, *others, *LAST) if method in crew.methods]
+        self._saved_s = time.monotonic()
+        self._over = False
 
     def run(self) -> None:
-        batches = candidate_batches(self.request["batch"], self.options)
-        small = min((b for b in batches if b > 1), default=batches[-1])
-        programs = self._compile_all(small)
-        first_s = self._run_and_compare(programs, small)
-        batch = self._choose_batch(batches, small, programs, first_s)
-        warmup = self.request["warmup"]
-        if batch == small:
-            warmup -= 1
-        else:
-            programs = self._compile_all(batch)
-        self._report(time_batch=batch)
-        round_s = sum(first_s[method] for method in self.racing) * batch / small
-        if not self._run_rounds(programs, batch, warmup, round_s):
-            # The first runs were slower than warm ones would be, but they are measured, and that is said.
-            self._report(time_batch=small, cold=True, samples_s={method: [first_s[method]] for method in self.racing})
+        try:
+            probe = budget.choose_probe(
+                self._terms.batches, example_s=self._terms.example_s, left_s=self._crew.left_s()
+            )
+            self._set_up(probe)
+            self._run_first(compare=self._terms.tolerance is not None)
+            if self._terms.tolerance is not None:
+                self._check_examples(probe)
+            self._go_to_common_batch(probe)
+            self._run_rounds()
+            self._over = True
+            if self._crew.shared and self._terms.measure_peaks:
+                self._measure_peaks()
+        finally:
+            self._crew.close()
 
-    def _remaining_s(self) -> float:
-        return self.deadline_s - time.monotonic()
+    def timed(self) -> dict[str, Timed]:
+        """What has come of it, by method."""
+        return {lane.method: self._timed(lane) for lane in self._lanes}
 
-    def _report(self, **fields: Any) -> None:
-        self.reporter.update(failures=self.failures, left_out=self.left_out, max_rel_error=self.errors, **fields)
-
-    def _drop(self, method: str, reasons: dict[str, str], reason: str) -> None:
-        self.racing.remove(method)
-        reasons[method] = reason
-        self._report()
-
-    def _compile_all(self, batch: int) -> dict[str, Program]:
-        data = jax.jit(self.problem.batch, static_argnums=1)(self.batch_key, batch)
-        programs = {}
-        self._report(progress=f"compiling for runs at batch {batch}")
-        for method in list(self.racing):
-            self._report(running=method)
-            try:
-                program = self._compile(method, batch, data)
-            except Exception as error:
-                self._drop(method, self.failures, describe_exception(error))
-                continue
-            if self._fits(method, batch, program.peak_bytes):
-                programs[method] = program
-        return programs
-
-    def _compile(self, method: str, batch: int, data: Any) -> Program:
-        start_s = time.monotonic()
-        fn = jax.jit(methods.METHODS[method].make(self.problem, self.options))
-        compiled = fn.lower(self.params, data).compile()
-        sizes = jobs.memory_bytes(compiled)
-        return Program(
-            method=method,
-            run=lambda: jax.block_until_ready(compiled(self.params, data)),
-            peak_bytes=sizes["peak_bytes"],
-            output_bytes=sizes["output_bytes"],
-            compile_s=time.monotonic() - start_s,
+    def _timed(self, lane: Lane) -> Timed:
+        samples_s, remarks = list(lane.samples_s), list(lane.remarks)
+        short = len(samples_s) < self._terms.least_runs
+        if lane.first_s is not None and (short or not self._terms.warmup):
+            samples_s.insert(0, lane.first_s)
+        if samples_s and self._over and not lane.ending.keys() & {"failure", "refused"}:
+            remarks += self._remarks_on_number(len(samples_s), short)
+        ending = dict(lane.ending)
+        if samples_s and "skipped" in ending:
+            remarks.append(ending.pop("skipped"))
+        return Timed(
+            **ending,
+            remarks=tuple(remarks),
+            batch=lane.batch if samples_s else None,
+            samples_s=tuple(samples_s),
+            max_rel_error=lane.max_rel_error,
+            peak=lane.peak,
         )
 
-    def _has_room(self, need_bytes: float) -> bool:
-        capacity = self.request["capacity_bytes"]
-        return capacity is None or need_bytes <= capacity
+    def _remarks_on_number(self, runs: int, short: bool) -> list[str]:
+        """What to say of as many runs as there are, if that is not what was wanted."""
+        if short and self._terms.warmup:
+            few = "its first run, not warmed up, counts" if runs > 1 else "one run, not warmed up"
+            return [f"{few}: the time limit allowed no more"]
+        if self._terms.runs and runs < self._terms.runs:
+            return [f"{runs} runs: the time limit allowed no more"]
+        return []
 
-    def _fits(self, method: str, batch: int, need_bytes: int) -> bool:
-        """Whether a method may run; if not, it is left out."""
-        if not self._has_room(need_bytes):
-            self._drop(method, self.left_out, f"not timed: batch {batch} needs {format_bytes(need_bytes)}")
+    # Who is in the race.
+
+    def _racing(self) -> list[Lane]:
+        return [lane for lane in self._lanes if lane.racing]
+
+    def _end(self, lane: Lane, **ending: str) -> None:
+        """A method is out of the race, and why, unless more is known against it."""
+        lane.racing, lane.ending = False, lane.ending or ending
+        self._crew.drop(lane.method)
+        self._tell_changed()
+
+    def _end_by(self, lane: Lane, error: Exception) -> None:
+        match error:
+            case OutOfTime():
+                self._end(lane, skipped="stopped: it took longer than the time limit allows")
+            case NoRoom():
+                program = self._crew.programs.get(lane.method)
+                what = f"batch {program.batch}" if program else "making the parameters"
+                self._end(lane, refused=f"not run: {what} {error}")
+            case ChildFailure():
+                self._say_output(lane.method, error)
+                self._end(lane, failure=error.reason)
+            case PegprofError():
+                self._end(lane, failure=error.what)
+            case _:
+                raise error
+
+    def _say_output(self, who: str, failure: ChildFailure) -> None:
+        if failure.output:
+            self._talk(f"{who} said:\n{last_lines(failure.output)}")
+
+    def _tell_changed(self) -> None:
+        if time.monotonic() - self._saved_s > SAVE_EVERY_S:
+            self._changed()
+            self._saved_s = time.monotonic()
+
+    # The stages.
+
+    def _set_up(self, batch: int) -> None:
+        self._talk.doing(f"making the parameters, and compiling for batch {batch}")
+        try:
+            failures = self._crew.set_up(batch)
+        except (ChildFailure, NoRoom) as failure:
+            self._end_all(dict.fromkeys(self._crew.methods, failure))
+            return
+        self._end_all(failures)
+
+    def _end_all(self, failures: Mapping[str, Exception]) -> None:
+        for lane in self._racing():
+            if lane.method in failures:
+                self._end_by(lane, failures[lane.method])
+
+    def _run_first(self, *, compare: bool) -> None:
+        """The first run of each method at the batch that it is compiled for."""
+        reference: tuple[str, Any] | None = None
+        for lane in self._racing():
+            program = self._crew.programs[lane.method]
+            self._talk.doing(f"running {lane.method} at batch {program.batch}", kind=f"a run at {program.batch}")
+            try:
+                answer = self._crew.run(
+                    lane.method,
+                    limit_s=FIRST_RUN_SHARE * self._crew.left_s(),
+                    measure_peak=self._terms.measure_peaks and not self._crew.shared,
+                    keep=compare and not reference and len(self._racing()) > 1,
+                    compare_with=reference[1] if compare and reference else None,
+                )
+            except (ChildFailure, NoRoom, PegprofError) as error:
+                self._end_by(lane, error)
+                continue
+            lane.batch, lane.first_s, lane.samples_s = program.batch, answer["times_s"][0], []
+            self._keep_peak(lane, answer)
+            if "kept" in answer:
+                reference = lane.method, answer["kept"]
+            if not_kept := answer.get("not_kept"):
+                compare = False
+                self._remark(f"statistics not compared: {not_kept}")
+            if "max_rel_error" in answer and reference:
+                self._judge_error(lane, answer["max_rel_error"], reference[0])
+            self._tell_changed()
+        if reference:
+            self._crew.forget_statistics()
+
+    def _remark(self, text: str) -> None:
+        for lane in self._racing():
+            lane.remarks.append(text)
+
+    def _keep_peak(self, lane: Lane, answer: Mapping[str, Any]) -> None:
+        """What was measured on a host is above what the process had: its arguments, which XLA counts too."""
+        program, device_bytes = self._crew.programs[lane.method], answer.get("device_peak_bytes")
+        if "host_bytes" in answer and self._crew.on_host:
+            host_bytes = answer["host_bytes"] + program.argument_bytes
+            lane.peak = Peak(batch=program.batch, xla_bytes=program.peak_bytes, host_bytes=host_bytes)
+        elif device_bytes is not None:
+            lane.peak = Peak(batch=program.batch, xla_bytes=program.peak_bytes, device_bytes=device_bytes)
+
+    def _judge_error(self, lane: Lane, error: float, reference: str) -> None:
+        """A method that is wrong is out of the race. ``grad`` stays: the others' times are compared with its own."""
+        lane.max_rel_error = error
+        assert self._terms.tolerance is not None
+        if error <= self._terms.tolerance:
+            return
+        reason = f"its statistics differ from those of {reference} by {error:.1e} of their scale"
+        if lane.method == "grad":
+            lane.ending = {"failure": f"{reason}: the examples of a batch interact"}
+        else:
+            self._end(lane, failure=reason)
+
+    def _check_examples(self, probe: int) -> None:
+        """Whether examples interact: in any case if ``grad`` differs, to say why; otherwise if it is cheap.
+
+        What it would find is what ``grad`` differs by from the others, which has been looked at.
+        """
+        lanes = {lane.method: lane for lane in self._racing()}
+        grad = lanes.get("grad")
+        suspect = grad is not None and bool(grad.ending)
+        if probe < 2 or not lanes or not (suspect or self._terms.check_examples):
+            return
+        slowest_s = max(lane.first_s or 0.0 for lane in lanes.values())
+        cost_s = CHECK_SETUP_S + 2 * (slowest_s + max(p.compile_s for p in self._crew.programs.values()))
+        if cost_s > (1.0 if suspect else CHECK_SHARE) * self._crew.left_s():
+            return
+        self._talk.doing("checking that examples do not interact", expected_s=cost_s)
+        try:
+            answer = self._crew.check_examples(min(EXAMPLES, probe))
+        except (ChildFailure, PegprofError, NoRoom) as failure:
+            self._remark(f"examples not checked: {failure}")
+            return
+        if answer["ok"]:
+            return
+        self._talk(answer["text"])
+        cause = answer["cause"].replace("; ", ", ")  # a semicolon separates remarks
+        words = f"the mean of the examples' gradients is not the gradient of the batch: {cause}"
+        if grad:
+            grad.ending = {"failure": words}
+        else:
+            self._remark(words)
+
+    def _go_to_common_batch(self, probe: int) -> None:
+        """Chooses the batch, and compiles and runs once there, unless it is the probe."""
+        batches = list(self._terms.batches)
+        while self._racing():
+            choice = self._choose(batches, probe)
+            for lane in self._racing():
+                if lane.method in choice.left_out:
+                    self._end(lane, skipped="left out of the rounds: too slow for the time limit")
+            if choice.batch == probe:
+                return
+            self._talk.doing(f"compiling for batch {choice.batch}")
+            before = dict(self._crew.programs)
+            self._end_all(self._crew.prepare(choice.batch))
+            if all(self._has_room(lane.method, self._crew.programs[lane.method].peak_bytes) for lane in self._racing()):
+                for lane in self._lanes:  # times of different batches shall not stand side by side
+                    lane.batch = lane.first_s = lane.peak = None
+                self._run_first(compare=False)
+                return
+            batches = [batch for batch in batches if batch < choice.batch]  # needs were not linear
+            self._crew.programs = before
+
+    def _choose(self, batches: Sequence[int], probe: int) -> budget.Choice:
+        entrants = {
+            lane.method: budget.Entrant(
+                time_s=lane.first_s or 0.0,
+                compile_s=self._crew.programs[lane.method].compile_s,
+                probe_bytes=self._crew.programs[lane.method].peak_bytes,
+                full_bytes=self._terms.peak_bytes[lane.method],
+            )
+            for lane in self._racing()
+        }
+        return budget.choose(
+            entrants,
+            batches,
+            probe=probe,
+            full=self._terms.batches[0],
+            left_s=self._crew.left_s(),
+            warmup=self._terms.warmup,
+            runs=self._terms.runs,
+            has_room=self._has_room,
+        )
+
+    def _has_room(self, method: str, peak_bytes: int) -> bool:
+        """By XLA's figure, and as much above it as was measured at the probe."""
+        peak = next(lane.peak for lane in self._lanes if lane.method == method)
+        factor = peak.measured_bytes / peak.xla_bytes if peak and peak.is_far_from_xla else 1.0
+        try:
+            self._crew.require_room(method, int(max(1.0, factor) * peak_bytes))
+        except NoRoom:
             return False
         return True
 
-    def _run_and_compare(self, programs: dict[str, Program], batch: int) -> dict[str, float]:
-        """Each method's first run, its statistics compared with the reference's. Returns the times."""
-        self._report(progress=f"comparing the methods' statistics at batch {batch}")
-        first_s: dict[str, float] = {}
-        reference: tuple[str, Any] | None = None
-        for method in sorted(self.racing, key=_REFERENCES.index):
-            held_bytes = programs[reference[0]].output_bytes if reference else 0
-            if not self._fits(method, batch, programs[method].peak_bytes + held_bytes):
-                continue
-            self._report(running=method)
-            start_s = time.perf_counter()
-            try:
-                stats = programs[method].run()
-            except Exception as error:
-                self._drop(method, self.failures, describe_exception(error))
-                continue
-            first_s[method] = time.perf_counter() - start_s
-            if reference is None:
-                reference = method, stats
-            else:
-                self._compare(method, stats, *reference)
-        return first_s
-
-    def _compare(self, method: str, stats: Any, reference: str, reference_stats: Any) -> None:
-        error = agreement.max_rel_error(stats, reference_stats)
-        self.errors[method] = error
-        if error <= agreement.TOLERANCES.get(self.request["dtype"], agreement.TOLERANCES["float32"]):
+    def _run_rounds(self) -> None:
+        """Rounds until there are enough, or until the next would pass the limit; every sample is kept."""
+        lanes = self._racing()
+        if not lanes:
             return
-        reason = f"its statistics differ from those of {reference} by {error:.1e} of their scale"
-        if method == "grad":
-            reason += ": the examples of a batch interact (batch normalisation, a batch-wide divisor?)"
-        self._drop(method, self.failures, reason)
+        self._talk.doing(f"timing at batch {lanes[0].batch}", expected_s=self._expected_s())
+        for _ in range(self._terms.warmup - 1):
+            if (1 + self._terms.least_runs) * self._round_s() <= self._crew.left_s():
+                self._run_round(lanes)
+        for lane in lanes:
+            lane.samples_s = []
+        start_s = time.monotonic()
+        for number in itertools.count():
+            lanes = [lane for lane in self._racing() if self._runs_to_come(lane)]
+            enough = not self._terms.runs and number >= MIN_RUNS and time.monotonic() - start_s >= ENOUGH_S
+            if not lanes or enough or self._round_s() > self._crew.left_s():
+                return
+            turn = number % len(lanes)  # another one is first each time: the last leaves the caches in its own state
+            self._run_round(lanes[turn:] + lanes[:turn])
 
-    def _choose_batch(
-        self, batches: list[int], small: int, programs: dict[str, Program], first_s: dict[str, float]
-    ) -> int:
-        """The largest batch whose estimated time and memory fit; both grow linearly with the batch at most.
+    def _runs_to_come(self, lane: Lane) -> int:
+        first = 0 if self._terms.warmup else 1
+        return max(0, (self._terms.runs or MAX_RUNS) - len(lane.samples_s) - first)
 
-        The small batch is compiled and warm already. It is kept if but one more round of it fits: what lies below it is
-        a batch of one, and one example has no statistics to speak of.
-        """
-        full, full_peaks = self.request["batch"], self.request["peak_bytes"]
-        for batch in batches:
-            round_s = sum(first_s[method] for method in self.racing) * batch / small
-            runs = self.request["warmup"] + min(self.request["runs"] or MIN_RUNS, MIN_RUNS)
-            compile_s = sum(programs[method].compile_s for method in self.racing)
-            total_s = round_s if batch == small else round_s * runs + compile_s
-            share = (batch - small) / max(full - small, 1)
-            peaks = (programs[m].peak_bytes + share * (full_peaks[m] - programs[m].peak_bytes) for m in self.racing)
-            if total_s <= self._remaining_s() and all(map(self._has_room, peaks)):
-                return batch
-        return small
-
-    def _run_rounds(self, programs: dict[str, Program], batch: int, warmup: int, round_s: float) -> int:
-        """Rounds until there are enough, or until the next would pass the limit; every sample is kept.
-
-        ``round_s`` is what a round should take. Returns how many rounds there were.
-        """
-        rounds = warmup + (self.request["runs"] or MIN_RUNS)
-        self._report(progress=f"timing at batch {batch}: about {format_seconds(round_s * rounds)}")
-        for _ in range(warmup):
-            if round_s < self._remaining_s():
-                self._warm_up(programs)
-        self._report(running=None)
-        samples_s: dict[str, list[float]] = {method: [] for method in self.racing}
-        start_s, done = time.monotonic(), 0
-        while self.racing and not self._enough(done, time.monotonic() - start_s) and round_s < self._remaining_s():
-            times_s = self._run_round(programs)
-            for method, time_s in times_s.items():
-                samples_s[method].append(time_s)
-            done, round_s = done + 1, sum(times_s.values())
-            self._report(samples_s=samples_s)
-        return done
-
-    def _warm_up(self, programs: dict[str, Program]) -> None:
-        """A round that may go wrong: the first at this batch."""
-        for method in list(self.racing):
-            self._report(running=method)
+    def _run_round(self, lanes: Sequence[Lane]) -> None:
+        """Each method once, or some times if it is quick."""
+        for lane in lanes:
+            quick = lane.next_s < SHORT_S
+            times = min(int(SHORT_S / max(lane.next_s, 1e-9)), MOST_IN_A_ROUND, self._runs_to_come(lane))
             try:
-                programs[method].run()
-            except Exception as error:
-                self._drop(method, self.failures, describe_exception(error))
+                lane.samples_s += self._crew.run(lane.method, times=max(1, times), rewarm=quick)["times_s"]
+            except (ChildFailure, NoRoom, PegprofError) as error:
+                self._end_by(lane, error)
+            self._tell_changed()
 
-    def _enough(self, rounds: int, spent_s: float) -> bool:
-        if runs := self.request["runs"]:
-            return rounds >= runs
-        return rounds >= MAX_RUNS or (rounds >= MIN_RUNS and spent_s >= ENOUGH_S)
+    def _round_s(self) -> float:
+        return sum(lane.next_s for lane in self._racing())
 
-    def _run_round(self, programs: dict[str, Program]) -> dict[str, float]:
-        times_s = {}
-        for method in self.racing:
-            start_s = time.perf_counter()
-            programs[method].run()
-            times_s[method] = time.perf_counter() - start_s
-        return times_s
+    def _expected_s(self) -> float:
+        """What the rounds should take in all."""
+        round_s, extra = self._round_s(), max(self._terms.warmup - 1, 0)
+        if self._terms.runs:
+            counted_s = self._terms.runs * round_s
+        else:
+            counted_s = max(MIN_RUNS * round_s, min(MAX_RUNS * round_s, ENOUGH_S))
+        return min(extra * round_s + counted_s, self._crew.left_s())
+
+    def _measure_peaks(self) -> None:
+        """Where all methods share a process, the peak of each is measured in one of its own."""
+        for lane in self._racing():
+            program = self._crew.programs[lane.method]
+            needed_s = CHECK_SETUP_S + program.compile_s + lane.next_s
+            if needed_s > self._crew.left_s():
+                lane.remarks.append("its peak of memory was not measured: the time limit allowed no more")
+                continue
+            self._talk.doing(f"measuring the memory of {lane.method} at batch {program.batch}", expected_s=needed_s)
+            try:
+                self._keep_peak(lane, self._crew.run_afresh(lane.method))
+            except (ChildFailure, NoRoom) as error:
+                lane.remarks.append(f"its peak of memory was not measured: {error}")
 
 
-def candidate_batches(batch: int, options: methods.Options) -> list[int]:
-    """The batch asked for and its halvings, as far down as the statistics are defined and the microbatches whole."""
-    halvings = [batch]
-    while halvings[-1] > 1:
-        halvings.append(halvings[-1] // 2)
-    minimum = max(stat.minimum_batch for stat in options.stats)
-    usable = [b for b in halvings if b >= minimum and b % options.microbatch_size == 0]
-    return usable or [batch]
+def last_lines(output: str, count: int = 15) -> str:
+    """The end of what a child printed."""
+    return "\n".join(output.splitlines()[-count:])

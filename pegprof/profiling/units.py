@@ -27,6 +27,16 @@ def format_seconds(time_s: float | None) -> str:
     return _scaled(time_s, _TIME_UNITS, decimals=1)
 
 
+def format_duration(time_s: float) -> str:
+    """A time to wait for, no finer than a person cares.
+
+    >>> format_duration(0.4), format_duration(8.31), format_duration(119.6), format_duration(3600)
+    ('1 s', '8 s', '2 min', '60 min')
+    """
+    whole = max(1, round(time_s))
+    return f"{whole} s" if whole < 100 else f"{round(whole / 60)} min"
+
+
 def format_count(count: float | None) -> str:
     """
     >>> format_count(184_415_232), format_count(12)
@@ -37,10 +47,12 @@ def format_count(count: float | None) -> str:
 
 def format_ratio(ratio: float | None) -> str:
     """
-    >>> format_ratio(1.5), format_ratio(None)
-    ('1.50', '–')
+    >>> format_ratio(1.5), format_ratio(31.24), format_ratio(492.46), format_ratio(None)
+    ('1.50', '31.2', '492', '–')
     """
-    return UNKNOWN if ratio is None else f"{ratio:.2f}"
+    if ratio is None:
+        return UNKNOWN
+    return f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.1f}" if ratio < 99.95 else f"{ratio:.0f}"
 
 
 def parse_bytes(text: str) -> int:

@@ -234,3 +234,56 @@ def test_a_lookup_holds_no_gradient_of_an_example():
     table = jax.ShapeDtypeStruct((3000, 16), jnp.float32)
     jaxpr = str(jax.make_jaxpr(grad_stats(lookup, ("mean", "second_moment", "variance", "norm")))(table, ids))
     assert "[16,3000,16]" not in jaxpr
+
+
+# late: a tied table in two places.
+
+
+LINEAR_STATS = ("mean", "second_moment", "sign_mean", "abs_mean", "fourth_moment", "norm", "norm_by_param")
+
+
+def tied_model(params, batch):
+    """A table that is looked up and, transposed, multiplied with; a layer in between."""
+    ids, labels = batch
+    h = jnp.tanh(params["table"][ids] @ params["layer"])
+    logits = h @ params["table"].T
+    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0])
+
+
+def tied_case(B=5, *, high=V):
+    params = {"table": draw(V, D), "layer": draw(D, D)}
+    return params, (tokens(B, T - 3, high=high), tokens(B, T - 3, seed=2))
+
+
+@pytest.mark.parametrize("keep_batch_dim", [True, False])
+@pytest.mark.parametrize("B", [1, 2, 5])
+def test_rows_added_late_are_exact_for_all_that_is_a_mean_over_examples(B, keep_batch_dim):
+    stats = (*LINEAR_STATS, COSINE)
+    check("late", "table", tied_model, *tied_case(B), stats=stats, backend="tpu", keep_batch_dim=keep_batch_dim)
+
+
+def test_a_row_that_is_looked_up_twice_is_put_right_once():
+    check("late", "table", tied_model, *tied_case(high=2), stats=LINEAR_STATS, backend="tpu")
+
+
+def test_rows_added_late_are_exact_in_chunks_of_examples():
+    check("late", "table", tied_model, *tied_case(7), stats=LINEAR_STATS, backend="tpu", microbatch_size=3)
+
+
+def test_a_variance_is_not_put_right_late(monkeypatch):
+    row = make_plan(tied_model, *tied_case(), stats=("variance",), backend="tpu").row("table")
+    assert row.strategy != "late"
+
+
+def test_the_logits_are_not_held_through_the_backward_pass():
+    """Before the last layer's own gradient is formed, the product is reduced, and nothing of V×T is used any more."""
+    V_LARGE, B = 97, 4
+    params = {"table": draw(V_LARGE, D), "layer": draw(D, D)}
+    batch = (tokens(B, T), tokens(B, T, seed=2))
+    jaxpr = jax.make_jaxpr(grad_stats(tied_model, backend="tpu"))(params, batch).jaxpr
+    last_use = max(
+        i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if getattr(v.aval, "shape", ()) == (B, T, V_LARGE)
+    )
+    rows_added = max(i for i, eqn in enumerate(jaxpr.eqns) if "scatter-add" in str(eqn.primitive))
+    layer_formed = [i for i, eqn in enumerate(jaxpr.eqns) if any(v.aval.shape == (D, D) for v in eqn.outvars)]
+    assert last_use < min(layer_formed) < rows_added

@@ -52,7 +52,7 @@ def test_a_plan_prints_one_row_for_each_parameter():
     assert str(make_plan(_model, *_arguments(), backend="cpu")) + "\n" == GOLDEN
 
 
-def test_the_cost_of_a_loop_is_one_product_an_example_and_one_gradient_held():
+def test_the_cost_of_a_loop_is_one_product_an_example_and_the_gradients_of_a_step_held():
     row = make_plan(_model, *_arguments(), backend="cpu").row("heads")
     assert (row.strategy, row.rank) == ("loop", 10)
     assert row.flops == 8 * 2 * 10 * 96 * 96
@@ -168,6 +168,40 @@ def test_a_memory_budget_makes_the_planner_run_fewer_at_a_time():
     assert tight.microbatch_size < 64
     (chosen,) = [pace for pace in tight.paces if pace.microbatch_size == tight.microbatch_size]
     assert chosen.bytes <= all_at_once.bytes / 3
+
+
+def _recurrent(params, x_BxTxD):
+    def step(h, x):
+        h = jnp.tanh(jnp.concatenate([x, h], axis=-1) @ params)
+        return h, h
+
+    h = jnp.zeros((x_BxTxD.shape[0], params.shape[1]))
+    return jnp.mean(jnp.square(jax.lax.scan(step, h, jnp.moveaxis(x_BxTxD, 1, 0))[1]))
+
+
+def test_on_a_cpu_factors_stacked_over_time_take_no_more_memory_than_the_plain_gradient():
+    arguments = jnp.ones((64 + 256, 256)), jnp.ones((32, 50, 64))
+    on_cpu = make_plan(_recurrent, *arguments, backend="cpu")
+    assert on_cpu.microbatch_size < 32
+    assert make_plan(_recurrent, *arguments, backend="tpu").microbatch_size == 32
+
+    def temp_bytes(fn):
+        return jax.jit(fn).lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+
+    planned = temp_bytes(grad_stats(_recurrent, backend="cpu"))
+    all_at_once = temp_bytes(grad_stats(_recurrent, backend="cpu", microbatch_size=32))
+    assert planned <= 1.1 * temp_bytes(jax.grad(_recurrent)) < all_at_once
+
+
+def test_a_depthwise_convolution_has_its_products_counted():
+    def loss(kernel, x):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        y = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=8)
+        return jnp.mean(jnp.square(y))
+
+    row = make_plan(loss, jnp.ones((3, 3, 1, 8)), jnp.ones((4, 16, 16, 8)), backend="cpu").row("params")
+    assert row.strategy == "depthwise"
+    assert row.flops == 4 * 2 * 9 * 16 * 16 * 8
 
 
 def test_the_cheapest_candidate_by_the_rates_of_the_backend_is_chosen():

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import jax
@@ -87,3 +88,25 @@ def raises():
         raise RuntimeError("this loss never works")
 
     return _problem("broken", loss)
+
+
+def dies_when_run_alone(marker: str, after: int):
+    """Compiles; but after so many runs of examples on their own, the process is killed."""
+
+    def count_or_die():
+        with Path(marker).open("ab") as file:
+            file.write(b".")
+        if Path(marker).stat().st_size > after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return _problem("dies running", _when_alone(lambda: jax.debug.callback(count_or_die)))
+
+
+def sleeps(seconds: float = 60.0):
+    """Takes its time, whatever method runs it."""
+
+    def loss(params, x_BxI):
+        jax.debug.callback(lambda: time.sleep(seconds))
+        return _mean_loss(params, x_BxI)
+
+    return _problem("sleeps", loss)

@@ -1,9 +1,10 @@
 """What counts as the same statistics."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pegprof.profiling.agreement import TOLERANCES, max_rel_error
+from pegprof.profiling.agreement import CHUNK, TOLERANCES, max_rel_error
 
 
 def stats_of(**leaves):
@@ -31,6 +32,19 @@ def test_not_a_number_agrees_with_itself_only():
     assert max_rel_error(stats_of(w=[np.nan, 1]), stats_of(w=[np.nan, 1])) == 0.0
     assert max_rel_error(stats_of(w=[np.nan, 1]), stats_of(w=[1, 1])) == np.inf
     assert max_rel_error(stats_of(w=[1, 1]), stats_of(w=[np.inf, 1])) == np.inf
+
+
+@pytest.mark.parametrize("place", [0, CHUNK - 1, CHUNK, 2 * CHUNK])
+def test_a_large_parameter_is_compared_to_its_last_entry(place):
+    expected, found = np.ones(2 * CHUNK + 1), np.ones(2 * CHUNK + 1)
+    found[place] = 1.5
+    assert max_rel_error(stats_of(w=found), stats_of(w=expected)) == pytest.approx(0.5)
+
+
+def test_differences_of_bfloat16_are_not_rounded_to_bfloat16():
+    one = jnp.ones(1, jnp.bfloat16)
+    assert max_rel_error({"mean": one}, {"mean": one * 0 + 257 / 256}) == 0.0
+    assert max_rel_error({"mean": one}, {"mean": np.array([1.001], np.float32)}) == pytest.approx(0.001, rel=1e-2)
 
 
 def test_two_models_of_all_zeros_agree():

@@ -1,9 +1,12 @@
-"""Limits: what surgery's planner is told of the free memory, and how small a batch is still worth timing."""
+"""Limits: what surgery's planner is told of the free memory, and how many examples of which methods are timed."""
 
-import time
+import pytest
 
 from pegprof.problem import load_problem
-from pegprof.profiling import jobs, methods, timing
+from pegprof.profiling import jobs, methods
+from pegprof.profiling.budget import Entrant, candidate_batches, choose, choose_probe
+
+HALVINGS = [64, 32, 16, 8, 4, 2, 1]
 
 
 def _options(capacity_bytes):
@@ -18,22 +21,80 @@ def test_surgery_runs_fewer_at_a_time_where_the_memory_that_is_free_is_little():
     assert little.note == f"{little.microbatch_size} at a time"
 
 
-def _timing(*, seconds_left):
-    """A timing of one method that needs 10 s for two examples."""
-    made = object.__new__(timing.Timing)
-    made.request = {"batch": 8, "peak_bytes": {"grad": 1}, "warmup": 1, "runs": None, "capacity_bytes": None}
-    made.racing, made.deadline_s = ["grad"], time.monotonic() + seconds_left
-    program = timing.Program(method="grad", run=lambda: None, peak_bytes=1, output_bytes=1, compile_s=1.0)
-    return made._choose_batch([8, 4, 2, 1], 2, {"grad": program}, {"grad": 10.0})
+@pytest.mark.parametrize(
+    ("batch", "minimum", "multiple_of", "expected"),
+    [(64, 1, 1, HALVINGS), (64, 2, 1, HALVINGS[:-1]), (12, 1, 4, [12]), (16, 1, 4, [16, 8, 4]), (1, 1, 1, [1])],
+)
+def test_the_batch_may_be_halved_while_the_methods_stay_defined(batch, minimum, multiple_of, expected):
+    assert candidate_batches(batch, minimum=minimum, multiple_of=multiple_of) == expected
 
 
-def test_two_examples_are_kept_if_one_more_round_of_them_fits_though_one_example_would_give_more_rounds():
-    assert _timing(seconds_left=25) == 2
+@pytest.mark.parametrize(
+    ("batches", "example_s", "expected"),
+    [
+        (HALVINGS, None, 4),
+        (HALVINGS, 0.001, 64),
+        (HALVINGS, 0.1, 4),
+        (HALVINGS, 1.0, 4),
+        (HALVINGS, 10.0, 2),
+        (HALVINGS, 1000.0, 2),
+        ([6, 3, 1], 1.0, 6),
+        ([3, 1], 1.0, 3),
+        ([1], 1.0, 1),
+        ([16, 8], 1000.0, 8),
+    ],
+)
+def test_methods_first_run_at_four_examples_or_fewer_if_that_takes_long_but_not_at_one_and_at_all_if_it_is_quick(
+    batches, example_s, expected
+):
+    assert choose_probe(batches, example_s=example_s, left_s=100.0) == expected
 
 
-def test_a_larger_batch_is_timed_where_warm_up_and_three_rounds_of_it_fit():
-    assert _timing(seconds_left=100) == 4
+def _choose(times_s, *, left_s, full_bytes=64, room_bytes=64, runs=None, warmup=1):
+    """The choice between methods that need so long, and one byte an example, for four examples."""
+    entrants = {
+        name: Entrant(time_s=time_s, compile_s=1.0, probe_bytes=4, full_bytes=full_bytes)
+        for name, time_s in times_s.items()
+    }
+    return choose(
+        entrants,
+        HALVINGS,
+        probe=4,
+        full=64,
+        left_s=left_s,
+        warmup=warmup,
+        runs=runs,
+        has_room=lambda name, need: need <= room_bytes,
+    )
 
 
-def test_where_nothing_fits_the_small_batch_that_is_warm_already_is_taken():
-    assert _timing(seconds_left=4) == 2
+def test_the_batch_asked_for_is_timed_if_warm_up_and_three_runs_of_it_fit():
+    assert _choose({"grad": 1.0}, left_s=1 + 4 * 16).batch == 64
+    assert _choose({"grad": 1.0}, left_s=1 + 4 * 16 - 0.1).batch == 32
+
+
+def test_runs_are_cut_to_three_before_the_batch_is_cut():
+    assert _choose({"grad": 1.0}, left_s=1 + 4 * 16, runs=50).batch == 64
+
+
+def test_fewer_runs_than_three_are_enough_if_no_more_are_asked_for():
+    assert _choose({"grad": 1.0}, left_s=1 + 2 * 16, runs=1).batch == 64
+
+
+def test_the_batch_is_cut_until_every_method_fits_into_memory():
+    assert _choose({"grad": 1.0, "vmap": 1.0}, left_s=1e6, room_bytes=20).batch == 16
+
+
+def test_no_batch_smaller_than_the_probe_is_timed_since_the_first_runs_are_done_there():
+    assert _choose({"grad": 1.0, "vmap": 1.0}, left_s=2 * 2.0).batch == 4
+
+
+def test_the_slowest_are_left_out_where_three_runs_of_all_do_not_fit():
+    choice = _choose({"grad": 9.0, "vmap": 5.0, "surgery": 1.0, "microbatch": 2.0}, left_s=24.5)
+    assert (choice.batch, choice.left_out) == (4, ("vmap",))
+    choice = _choose({"grad": 9.0, "vmap": 5.0, "surgery": 1.0, "microbatch": 2.0}, left_s=20.5)
+    assert choice.left_out == ("vmap", "microbatch")
+
+
+def test_nobody_is_left_out_where_not_even_two_methods_fit():
+    assert _choose({"grad": 9.0, "vmap": 5.0, "surgery": 1.0}, left_s=1.0).left_out == ()

@@ -7,14 +7,17 @@ import sys
 import time
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import psutil
 import pytest
 
 import pegprof
-from pegprof.engine.statistics import resolve
 from pegprof.errors import ExitCode, PegprofError
-from pegprof.profiling import methods, timing
-from pegprof.profiling.verdict import Verdict, slope
+from pegprof.profiling.measure import measure
+from pegprof.profiling.progress import Silence
+from pegprof.profiling.result import Result, Settings
+from tests.profiling import heed_ctrl_c
 
 MODELS = str(Path(__file__).with_name("models.py"))
 
@@ -47,7 +50,7 @@ def test_examples_that_interact_are_a_disagreement_said_in_words():
     result = pegprof.profile(f"{MODELS}:interacting_examples", batch=4, methods=("grad", "vmap"), runs=3)
     rows = by_method(result)
     assert rows["grad"].status == "failed"
-    assert "the examples of a batch interact" in rows["grad"].reason
+    assert "is not the gradient of the batch: the examples interact" in rows["grad"].reason
     assert rows["grad"].max_rel_error > 1e-3
     assert rows["vmap"].status == "ok"
     assert result.exit_code == ExitCode.UNMEASURED
@@ -70,10 +73,76 @@ def test_a_loss_that_raises_is_placed_at_its_own_line():
     assert "raise RuntimeError" in Path(file).read_text().splitlines()[int(line) - 1]
 
 
-def test_a_problem_that_children_cannot_import_is_refused():
-    problem = pegprof.Problem(name="here", init=lambda key: 0.0, loss=lambda p, b: p, batch=lambda key, B: B)
-    with pytest.raises(PegprofError, match="could not import it again"):
-        pegprof.profile(problem)
+def notebook_problem(loss=lambda w, x: jnp.mean((x @ w) ** 2)):
+    """A Problem that no other process could import."""
+    return pegprof.Problem(
+        name="here",
+        init=lambda key: jax.random.normal(key, (8, 4)),
+        loss=loss,
+        batch=lambda key, B: jax.random.normal(key, (B, 8)),
+    )
+
+
+def test_a_problem_that_children_cannot_import_is_measured_in_this_process():
+    result = pegprof.profile(notebook_problem(), batch=4, runs=3)
+    for row in result.rows:
+        assert (row.status, row.evidence, row.runs, row.target) == ("ok", "measured", 3, "cpu")
+        assert "in this process" in row.reason.split("; ")
+    assert by_method(result)["surgery"].max_rel_error < 1e-5
+    assert result.complete
+    assert Result.from_json(result.to_json()) == result
+
+
+def test_what_goes_wrong_in_this_process_fails_alone_too():
+    def loss(w, x):
+        if x.shape[0] == 1:
+            raise ValueError("no batches of one, please")
+        return jnp.mean((x @ w) ** 2)
+
+    rows = by_method(pegprof.profile(notebook_problem(loss), batch=4, methods=("grad", "vmap"), time=False))
+    assert (rows["grad"].status, rows["vmap"].status) == ("ok", "failed")
+    assert "ValueError: no batches of one, please" in rows["vmap"].reason
+
+
+def test_the_compilation_cache_is_as_before_after_measuring_in_this_process():
+    before = jax.config.jax_enable_compilation_cache
+    pegprof.profile(notebook_problem(), batch=2, methods=("grad",), time=False)
+    assert jax.config.jax_enable_compilation_cache == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"problem": 3}, "a int cannot be measured"),
+        ({"problem": notebook_problem(), "options": {"width": 3}}, "a Problem takes no options"),
+        ({"problem": "mlp", "options": {"dtype": jnp.float32}}, "the options cannot be handed to another process"),
+        ({"problem": "mlp", "batch": 0}, "0 is not a batch size"),
+        ({"problem": "mlp", "batch": True}, "True is not a batch size"),
+        ({"problem": "mlp", "batch": ()}, "are not different batch sizes"),
+        ({"problem": "mlp", "batch": (8, 8)}, "are not different batch sizes"),
+    ],
+    ids=range(7),
+)
+def test_what_profile_cannot_take_is_refused_at_once(arguments, words):
+    with pytest.raises(PegprofError, match=words):
+        pegprof.profile(**arguments)
+
+
+def test_the_layers_are_known_without_surgery_too():
+    result = pegprof.profile(notebook_problem(), batch=2, methods=("grad",), time=False)
+    assert [(layer.T, layer.D) for layer in result.verdict.layers] == [(1, 4)]
+    assert result.plans == {}
+
+
+def test_the_result_is_saved_with_each_step_and_says_when_it_is_whole():
+    saved = []
+    settings = Settings(model="here", batches=(2,), methods=("grad", "surgery"), runs=3)
+    measure(settings, talk=Silence(), save=saved.append, problem=notebook_problem())
+    assert [len(result.rows) for result in saved][:3] == [1, 2, 2]
+    assert [result.complete for result in saved] == [False] * (len(saved) - 1) + [True]
+    assert saved[0].rows[0].reason == "in this process; not timed yet"
+    assert "not timed yet" not in saved[-1].rows[0].reason
+    assert (saved[-1].plans[2].batch, saved[-1].environment.backend) == (2, "cpu")
 
 
 def test_a_batch_too_small_for_a_statistic_is_refused():
@@ -84,7 +153,7 @@ def test_a_batch_too_small_for_a_statistic_is_refused():
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
 def test_no_child_is_left_when_the_command_is_ended_by(how):
     command = [sys.executable, "-m", "pegprof", "run", f"{MODELS}:fine", "--no-csv"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as parent:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, preexec_fn=heed_ctrl_c) as parent:
         children = _wait_for(lambda: psutil.Process(parent.pid).children(recursive=True))
         os.kill(parent.pid, how)
         parent.wait(timeout=30)
@@ -98,35 +167,3 @@ def _wait_for(condition, limit_s=30.0):
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.05)
     return found
-
-
-def test_activations_dominate_from_equality_on():
-    assert Verdict(target="cpu", activation_bytes_per_example=8, parameter_bytes=8).activations_dominate
-    assert not Verdict(target="cpu", activation_bytes_per_example=7, parameter_bytes=8).activations_dominate
-
-
-def test_a_slope_is_never_negative():
-    assert slope((100, 90)) == 0
-
-
-@pytest.mark.slow
-def test_when_time_is_short_the_first_runs_are_the_times_and_that_is_said():
-    rows = by_method(pegprof.profile(f"{MODELS}:fine", batch=8, methods=("grad", "vmap"), time_limit_s=0.01))
-    for row in rows.values():
-        assert (row.status, row.evidence, row.runs, row.time_batch) == ("ok", "measured", 1, 2)
-        assert "timed at batch 2; one cold run within the time limit" in row.reason
-
-
-@pytest.mark.parametrize(
-    ("batch", "stats", "microbatch_size", "expected"),
-    [
-        (64, ["mean"], 1, [64, 32, 16, 8, 4, 2, 1]),
-        (64, ["variance"], 1, [64, 32, 16, 8, 4, 2]),
-        (12, ["mean"], 4, [12]),
-        (16, ["mean"], 4, [16, 8, 4]),
-        (1, ["mean"], 1, [1]),
-    ],
-)
-def test_timing_may_halve_the_batch_while_the_methods_stay_defined(batch, stats, microbatch_size, expected):
-    options = methods.Options(stats=resolve(stats), microbatch_size=microbatch_size, backend="cpu")
-    assert timing.candidate_batches(batch, options) == expected

@@ -1,5 +1,7 @@
 """What the machine and its container leave, from made-up trees of /proc and /sys."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from pegprof.errors import PegprofError
@@ -49,6 +51,26 @@ def test_a_container_that_sees_its_group_at_the_root_is_read_there(tmp_path):
     files = {"memory.max": 4 * GIB, "memory.current": GIB, "memory.stat": "anon 1"}
     _write(tmp_path, {"proc/self/cgroup": "0::/", **{f"sys/fs/cgroup/{name}": text for name, text in files.items()}})
     assert targets.free_container_bytes(tmp_path) == [3 * GIB]
+
+
+def test_a_container_that_is_held_up_before_it_is_full_is_full_there(tmp_path):
+    files = {"memory.max": 8 * GIB, "memory.high": 4 * GIB, "memory.current": GIB, "memory.stat": "anon 1"}
+    _write(tmp_path, {"proc/self/cgroup": "0::/", **{f"sys/fs/cgroup/{name}": text for name, text in files.items()}})
+    assert targets.free_container_bytes(tmp_path) == [3 * GIB]
+
+
+@pytest.mark.parametrize(("containers", "expected"), [([], 10 * GIB), ([4 * GIB, 12 * GIB], 4 * GIB), ([-1], 0)])
+def test_available_is_what_the_machine_and_its_containers_leave(monkeypatch, containers, expected):
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=10 * GIB, total=20 * GIB))
+    monkeypatch.setattr(targets, "free_container_bytes", lambda: containers)
+    assert targets.available_host_bytes() == expected
+    assert targets.free_host_bytes() == max(0, int(expected * 0.95) - targets.PROCESS_BYTES)
+
+
+@pytest.mark.parametrize(("left", "short"), [(GIB, False), (GIB // 4, True)])
+def test_a_machine_is_short_of_memory_before_it_has_none(monkeypatch, left, short):
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=left, total=20 * GIB))
+    assert (targets.short_of_memory() is not None) == short
 
 
 def test_no_container_sets_no_limit(tmp_path):

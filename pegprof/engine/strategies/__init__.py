@@ -10,6 +10,7 @@ from pegprof.engine.strategies.depthwise import DEPTHWISE
 from pegprof.engine.strategies.direct import DIRECT
 from pegprof.engine.strategies.factored import FACTORED
 from pegprof.engine.strategies.gram import BATCHED_GRAM, GRAM
+from pegprof.engine.strategies.late import LATE
 from pegprof.engine.strategies.loop import LOOP
 from pegprof.engine.strategies.materialise import MATERIALISE
 from pegprof.engine.strategies.patches import PATCHES
@@ -21,7 +22,7 @@ __all__ = ["STRATEGIES", "Frontier", "Strategy"]
 STRATEGIES: dict[str, Strategy] = {
     s.name: s
     for s in (
-        *(DIRECT, FACTORED, LOOP, PATCHES, DEPTHWISE, SEGMENT, TIED),
+        *(DIRECT, FACTORED, LOOP, PATCHES, DEPTHWISE, SEGMENT, TIED, LATE),
         *(GRAM, BATCHED_GRAM, BATCHED, MATERIALISE),
     )
 }

@@ -30,6 +30,11 @@ class Frontier:
         replaced = iter(examples)
         return [next(replaced) if b else x for x, b in zip(self.values, self.batched, strict=True)]
 
+    def of(self, tail: Tail, part: Tail) -> "Frontier":
+        """What a part of the tail takes of this."""
+        kept = [i for i, v in enumerate(tail.inputs) if v in part.inputs]
+        return Frontier(values=[self.values[i] for i in kept], batched=[self.batched[i] for i in kept], B=self.B)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Strategy:
@@ -42,6 +47,7 @@ class Strategy:
       run: the quantities of each of the tail's gradients; the last argument is how many gradients may be held at once.
       cost: what it takes for a batch: from the tail, the quantities, B and how many gradients may be held at once.
       recomputes: whether it makes operands anew for each example, rather than have them stored for all.
+      frees_memory: whether it lets go of large operands early; taken before others where memory is what runs out.
     """
 
     name: str
@@ -50,6 +56,7 @@ class Strategy:
     run: Callable[[Tail, Sequence[Quantity], Frontier, int], list[Values]]
     cost: Callable[[Tail, Sequence[Quantity], int, int], Cost]
     recomputes: bool = False
+    frees_memory: bool = False
 
 
 def bind_wide(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:

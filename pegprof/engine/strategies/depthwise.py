@@ -65,7 +65,7 @@ def _cost(tail: Tail, quantities: Sequence[Quantity], B: int, chunk: int) -> Cos
     """A multiplication and an addition for each channel, tap and position."""
     cost = cost_beside_convolutions(tail, quantities)
     for eqn in convolutions(tail):
-        cost += Cost(other_flops=windows_of(eqn).flops)
+        cost += Cost(shift_flops=windows_of(eqn).flops)
     return cost * B
 
 

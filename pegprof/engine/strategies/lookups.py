@@ -48,13 +48,36 @@ def terms_of(tail: Tail, output: Var) -> list[Term]:
 
 def leading_to(tail: Tail, atoms: Iterable[Atom]) -> list[JaxprEqn]:
     """The equations of a tail that some values come from, in order."""
+    return _leading_to(tail.equations, atoms)
+
+
+def _leading_to(equations: Sequence[JaxprEqn], atoms: Iterable[Atom]) -> list[JaxprEqn]:
     needed: set[Atom] = set(variables(atoms))
     found = []
-    for eqn in reversed(tail.equations):
+    for eqn in reversed(equations):
         if needed.intersection(eqn.outvars):
             needed.update(variables(eqn.invars))
             found.append(eqn)
     return found[::-1]
+
+
+def part_of(tail: Tail, atoms: Sequence[Atom]) -> Tail:
+    """The part of a tail that makes some values, which are its outputs, and takes in nothing else."""
+    equations = leading_to(tail, atoms)
+    made = {v for eqn in equations for v in eqn.outvars}
+    taken = [v for v in variables([*(v for eqn in equations for v in eqn.invars), *atoms]) if v not in made]
+    prelude = _leading_to(tail.prelude, taken)
+    needed = {*taken, *(v for eqn in prelude for v in variables(eqn.invars))}
+    inputs = [(v, depends) for v, depends in zip(tail.inputs, tail.depends, strict=True) if v in needed]
+    return Tail(
+        equations=tuple(equations),
+        starts=tuple(eqn for eqn in tail.starts if eqn in equations),
+        inputs=tuple(v for v, _ in inputs),
+        outputs=tuple(atoms),  # type: ignore[arg-type]  # a literal reads as well
+        depends=tuple(depends for _, depends in inputs),
+        prelude=tuple(prelude),
+        zeros=tail.zeros,
+    )
 
 
 def adds_rows(eqn: JaxprEqn) -> bool:
@@ -71,6 +94,25 @@ def adds_rows(eqn: JaxprEqn) -> bool:
         and [updates[axis] for axis in numbers.update_window_dims] == row
         and math.prod(table[axis] for axis in indexed) < 2**31
     )
+
+
+def add_up_equal(ids_BxT: jax.Array, updates_BxTxD: jax.Array, V: int) -> tuple[jax.Array, jax.Array]:
+    """The rows that each example touches, once each, and what it adds there. A place that is left over has the id V.
+
+    A stable sort puts equal ids side by side, the first of them first; all that is added goes to its place.
+    """
+    B, T, D = updates_BxTxD.shape
+    place_BxT = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32)[None, :], (B, T))
+    sorted_BxT, order_BxT = jax.lax.sort((ids_BxT, place_BxT), dimension=1, num_keys=1, is_stable=True)
+    differs = sorted_BxT[:, 1:] != sorted_BxT[:, :-1]
+    starts = jnp.concatenate([jnp.ones((B, 1), bool), differs], axis=1)
+    start_BxT = jax.lax.cummax(jnp.where(starts, place_BxT, 0), axis=1)
+    first_BxT = jnp.take_along_axis(order_BxT, start_BxT, axis=1)
+    first_BxT = jnp.put_along_axis(place_BxT, order_BxT, first_BxT, axis=1, inplace=False)
+    ids_BxT = jnp.where(first_BxT == place_BxT, ids_BxT, V)
+    at = jnp.arange(B, dtype=jnp.int32)[:, None] * T + first_BxT
+    rows = jnp.zeros((B * T, D), updates_BxTxD.dtype).at[at.ravel()].add(updates_BxTxD.reshape(B * T, D))
+    return ids_BxT, jnp.where((ids_BxT < V)[:, :, None], rows.reshape(B, T, D), 0)
 
 
 def same_steps(a: Chain, b: Chain) -> bool:
@@ -108,6 +150,9 @@ class Table:
     @property
     def D(self) -> int:
         return math.prod(self.row)
+
+    def flatten(self, x: jax.Array) -> jax.Array:
+        return jnp.moveaxis(x, self.indexed, range(len(self.indexed))).reshape(self.V, self.D)
 
     def unflatten(self, x_VxD: jax.Array) -> jax.Array:
         return jnp.moveaxis(x_VxD.reshape(*self.bounds, *self.row), range(len(self.indexed)), self.indexed)

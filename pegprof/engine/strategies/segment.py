@@ -23,7 +23,17 @@ from pegprof.engine.jaxpr import Atom, Env, JaxprEqn, Var
 from pegprof.engine.quantities import Values, of_stack, widen
 from pegprof.engine.statistics import Centred, Moment, Quantity, SquareNorm
 from pegprof.engine.strategies.base import Frontier, Strategy, bind_wide
-from pegprof.engine.strategies.lookups import Table, Term, ids_of, leading_to, move, same_steps, terms_of, updates_of
+from pegprof.engine.strategies.lookups import (
+    Table,
+    Term,
+    add_up_equal,
+    ids_of,
+    leading_to,
+    move,
+    same_steps,
+    terms_of,
+    updates_of,
+)
 from pegprof.engine.tails import Tail, size
 
 
@@ -84,7 +94,7 @@ def _of_lookups(terms: Sequence[Term], quantities: Sequence[Quantity], known: Ma
     table = Table.of(lookups[0])
     ids_BxT = jnp.concatenate([ids_of(e, known[id(e.invars[1])], table) for e in lookups], axis=1)
     updates_BxTxD = jnp.concatenate([updates_of(e, widen(known[id(e.invars[2])]), table) for e in lookups], axis=1)
-    rows = _Rows(*_add_up_equal(ids_BxT, updates_BxTxD, table.V), table=table)
+    rows = _Rows(*add_up_equal(ids_BxT, updates_BxTxD, table.V), table=table)
 
     def of(quantity: Quantity) -> jax.Array:
         match quantity:
@@ -96,25 +106,6 @@ def _of_lookups(terms: Sequence[Term], quantities: Sequence[Quantity], known: Ma
                 return rows.square_norms()
 
     return {q.name: of(q) for q in quantities}
-
-
-def _add_up_equal(ids_BxT: jax.Array, updates_BxTxD: jax.Array, V: int) -> tuple[jax.Array, jax.Array]:
-    """The rows that each example touches, once each, and its gradient there. A place that is left over has the id V.
-
-    A stable sort puts equal ids side by side, the first of them first; all that is added goes to its place.
-    """
-    B, T, D = updates_BxTxD.shape
-    place_BxT = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32)[None, :], (B, T))
-    sorted_BxT, order_BxT = jax.lax.sort((ids_BxT, place_BxT), dimension=1, num_keys=1, is_stable=True)
-    differs = sorted_BxT[:, 1:] != sorted_BxT[:, :-1]
-    starts = jnp.concatenate([jnp.ones((B, 1), bool), differs], axis=1)
-    start_BxT = jax.lax.cummax(jnp.where(starts, place_BxT, 0), axis=1)
-    first_BxT = jnp.take_along_axis(order_BxT, start_BxT, axis=1)
-    first_BxT = jnp.put_along_axis(place_BxT, order_BxT, first_BxT, axis=1, inplace=False)
-    ids_BxT = jnp.where(first_BxT == place_BxT, ids_BxT, V)
-    at = jnp.arange(B, dtype=jnp.int32)[:, None] * T + first_BxT
-    rows = jnp.zeros((B * T, D), updates_BxTxD.dtype).at[at.ravel()].add(updates_BxTxD.reshape(B * T, D))
-    return ids_BxT, jnp.where((ids_BxT < V)[:, :, None], rows.reshape(B, T, D), 0)
 
 
 class _Rows:

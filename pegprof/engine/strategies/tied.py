@@ -24,25 +24,26 @@ from pegprof.engine.strategies.lookups import Chain, Term, can_undo, leading_to,
 from pegprof.engine.tails import Tail, variables
 
 
-def _fits(tail: Tail, quantities: Sequence[Quantity]) -> bool:
+def fits(tail: Tail, quantities: Sequence[Quantity]) -> bool:
     """One gradient, a sum of lookups and of something else that the tail makes."""
     if len(tail.outputs) != 1 or not loop.fits(tail, quantities):
         return False
-    lookups, others = _split(tail)
+    lookups, others = split_terms(tail)
     if not lookups or not others:
         return False
     chain = lookups[0].chain
     return can_undo(chain) and all(same_steps(t.chain, chain) for t in lookups)
 
 
-def _split(tail: Tail) -> tuple[list[Term], list[Term]]:
+def split_terms(tail: Tail) -> tuple[list[Term], list[Term]]:
+    """The lookups, and the others."""
     terms = terms_of(tail, tail.outputs[0])
     return [t for t in terms if t.lookup], [t for t in terms if not t.lookup]
 
 
 def _rewritten(tail: Tail) -> tuple[Tail, Chain]:
     """A tail with the rows added into the rest, and the chain that its gradient still has to go through."""
-    terms, others = _split(tail)
+    terms, others = split_terms(tail)
     chain, lookups = terms[0].chain, [t.lookup for t in terms if t.lookup]
     needed = leading_to(tail, [*(t.source for t in others), *(v for eqn in lookups for v in eqn.invars[1:])])
     made = {v for eqn in needed for v in eqn.outvars}
@@ -52,8 +53,7 @@ def _rewritten(tail: Tail) -> tuple[Tail, Chain]:
         env = Env()
         env.write(taken, values)
         env.run(needed, bind_wide)
-        first, *rest = (undo(chain, move(t.chain, env.read([t.source])[0])) for t in others)
-        total = sum(rest, start=first)
+        total = sum_of(others, chain, env)
         for eqn in lookups:
             (total,) = bind_wide(eqn, [total, *env.read(eqn.invars[1:])])
         return total
@@ -65,6 +65,12 @@ def _rewritten(tail: Tail) -> tuple[Tail, Chain]:
         return eqn.replace(invars=[v if isinstance(v, Literal) else named.get(v, v) for v in eqn.invars])
 
     return dataclasses.replace(tail, equations=tuple(map(renamed, jaxpr.eqns)), outputs=tuple(jaxpr.outvars)), chain
+
+
+def sum_of(terms: Sequence[Term], chain: Chain, env: Env) -> Any:
+    """The terms added up, as what ``chain`` makes a gradient of."""
+    first, *rest = (undo(chain, move(t.chain, env.read([t.source])[0])) for t in terms)
+    return sum(rest, start=first)
 
 
 def _run(tail: Tail, quantities: Sequence[Quantity], frontier: Frontier, chunk: int) -> list[Values]:
@@ -81,7 +87,7 @@ def _cost(tail: Tail, quantities: Sequence[Quantity], B: int, chunk: int) -> Cos
 TIED = Strategy(
     name="tied",
     why="one product an example, the rows looked up added into it",
-    fits=_fits,
+    fits=fits,
     run=_run,
     cost=_cost,
     recomputes=True,

@@ -1,0 +1,184 @@
+"""Models of one's own: ``package.module:name``, ``path/file.py:name``, and those that installed packages offer.
+
+A name may hold
+
+- a ``Problem``;
+- an object with ``init``, ``loss`` and ``batch``, and if it likes ``name``, ``description``, ``options`` and
+  ``keep_batch_dim``, each meaning what it means for a ``Problem``;
+- a function that returns either, or the class of such an object: it is called with the options as keyword arguments.
+"""
+
+import ast
+import dataclasses
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pegprof.errors import PegprofError, nearest
+from pegprof.options import convert_options, is_required, options_of
+from pegprof.problem import Problem
+from pegprof.user_code import home_of, place, users_code
+
+ENTRY_POINTS = "pegprof.models"
+"""The group in which packages offer models: each entry is a name, and the ``package.module:name`` it stands for."""
+
+
+def offered() -> dict[str, list[EntryPoint]]:
+    """The models that installed packages offer, by name; where several offer the same name, all of them."""
+    offers: dict[str, list[EntryPoint]] = {}
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        offers.setdefault(entry.name, []).append(entry)
+    return offers
+
+
+def package_of(offer: EntryPoint) -> str:
+    return offer.dist.name if offer.dist else offer.module
+
+
+def load_offered(name: str, offers: list[EntryPoint], given: Mapping[str, Any]) -> Problem:
+    """The Problem that a package offers under a name; more than one offer is one too many."""
+    if len(offers) > 1:
+        packages = " and ".join(sorted(package_of(offer) for offer in offers))
+        hint = f"write {' or '.join(sorted(offer.value for offer in offers))}"
+        raise PegprofError(f"{packages} both offer a model {name!r}", hint=hint)
+    return load(offers[0].module, offers[0].attr, given)
+
+
+def load(source: str, name: str, given: Mapping[str, Any]) -> Problem:
+    """The Problem that a name in a file or module stands for, with the options in effect."""
+    with users_code(source if source.endswith(".py") else ""):
+        module = _import_file(Path(source)) if source.endswith(".py") else _import_module(source)
+    found = getattr(module, name, None)
+    where = _line_that_binds(name, module)
+    if problem := _as_problem(found, name):
+        if given:
+            hint = f"make {name} a function that takes {', '.join(given)} and returns the Problem"
+            raise PegprofError(f"{name} is not a function: it takes no options", where=where, hint=hint)
+        return problem
+    if callable(found) and not _adapter_for(found):
+        return _call(found, name, given, where=where)
+    if found is not None:
+        what = f"{name} is of type {type(found).__name__}: neither a Problem nor a function"
+        raise PegprofError(what, where=where, hint=_hint_about(found))
+    candidates = [key for key, value in vars(module).items() if _could_be_meant(value, module)]
+    hint = nearest(name, candidates) if candidates else _hint_about(None)
+    raise PegprofError(f"there is no {name!r} here", where=where, hint=hint)
+
+
+_PARTS = ("init", "loss", "batch")
+
+
+def _as_problem(found: Any, name: str) -> Problem | None:
+    """A Problem as it is, or one made of an object that has the parts of one; None for anything else."""
+    if isinstance(found, Problem):
+        return found
+    if isinstance(found, type) or _missing_parts(found):
+        return None
+    return Problem(
+        name=getattr(found, "name", None) or name,
+        init=found.init,
+        loss=found.loss,
+        batch=found.batch,
+        description=getattr(found, "description", ""),
+        options=getattr(found, "options", {}),
+        keep_batch_dim=getattr(found, "keep_batch_dim", True),
+    )
+
+
+def _missing_parts(found: Any) -> list[str]:
+    return [part for part in _PARTS if not callable(getattr(found, part, None))]
+
+
+def _adapter_for(found: Any) -> str:
+    """The function that makes a Problem of a Flax module, by its name; "" for anything else."""
+    bases = {f"{base.__module__}.{base.__name__}" for base in type(found).__mro__}
+    if "flax.linen.module.Module" in bases:
+        return "from_flax"
+    return "from_nnx" if any(base.startswith("flax.nnx.") for base in bases) else ""
+
+
+def _hint_about(found: Any) -> str:
+    """How to make a Problem of what is none."""
+    if adapter := _adapter_for(found):
+        return f"pegprof.{adapter}(module, loss, example) makes a Problem of a module"
+    missing = _missing_parts(found)
+    if len(missing) < len(_PARTS):
+        return f"give it {' and '.join(missing)} as well"
+    return "define a pegprof.Problem, a function that returns one, or an object with init, loss and batch"
+
+
+def _call(fn: Callable[..., Any], name: str, given: Mapping[str, Any], *, where: str) -> Problem:
+    """The Problem that a user's function returns, with the options that it was made with."""
+    where = home_of(fn) or where
+    known = options_of(fn)
+    options = convert_options(given, known, where=where)
+    missing = [key for key, option in known.items() if key not in options and is_required(option)]
+    if missing:
+        hint = " ".join(f"--set {key}=..." for key in missing)
+        raise PegprofError(f"{name} needs a value for {', '.join(missing)}", where=where, hint=hint)
+    with users_code(where):
+        returned = fn(**options)
+        problem = _as_problem(returned, name)
+    if problem is None:
+        what = f"{name} returned {type(returned).__name__}, not a Problem"
+        raise PegprofError(what, where=where, hint=_hint_about(returned))
+    defaults = {key: option.default for key, option in known.items() if option.default is not option.empty}
+    return dataclasses.replace(problem, options={**defaults, **options, **problem.options})
+
+
+def _import_file(file: Path) -> ModuleType:
+    """Runs a file as ``python file.py`` would find it: its own folder comes first on the path."""
+    if not file.is_file():
+        raise PegprofError(f"there is no file {str(file)!r}")
+    _put_on_path(file.parent)
+    name = f"pegprof_user_{file.stem}"  # a prefix, so that a user's optax.py does not become optax
+    spec = importlib.util.spec_from_file_location(name, file.resolve())
+    assert spec is not None  # the name ends with .py
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _import_module(name: str) -> ModuleType:
+    """Imports a module; the current folder counts, as it does for ``python -m``."""
+    _put_on_path(Path.cwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module is there, but not what it imports
+        raise PegprofError(f"there is no module {name!r}", hint="for a file, write path/file.py:name") from error
+
+
+def _line_that_binds(name: str, module: ModuleType) -> str:
+    """Where a module gives a name its value; its first line, if nowhere."""
+    file = module.__file__ or ""
+    if not file.endswith(".py"):  # a folder without __init__.py, or compiled
+        return module.__name__
+    for statement in ast.parse(Path(file).read_bytes()).body:
+        if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+            bound = {statement.name}
+        else:
+            names = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
+            bound = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        if name in bound:
+            return place(file, statement.lineno)
+    return place(file, 1)
+
+
+def _put_on_path(folder: Path) -> None:
+    if str(folder.resolve()) not in sys.path:
+        sys.path.insert(0, str(folder.resolve()))
+
+
+def _could_be_meant(value: Any, module: ModuleType) -> bool:
+    own = (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == module.__name__
+    return own or _as_problem(value, "") is not None

@@ -1,0 +1,125 @@
+"""What children do with a model by running it: make its arguments, run methods, check its examples.
+
+    make_arguments ──> a file ──> Bench: prepare (compile), load (the arguments), run, run, run ...
+
+A Bench holds compiled programs. The first run of one is also where its peak of memory is measured and its statistics
+are compared; what comes after is the clock alone.
+"""
+
+import dataclasses
+import time
+from typing import Any
+
+import jax
+
+import pegprof
+from pegprof.profiling import agreement, exchange, jobs, memory, methods
+from pegprof.profiling.child import Reporter
+from pegprof.profiling.jobs import Request
+
+
+def make_arguments(request: Request, reporter: Reporter) -> None:
+    """Makes the parameters and a batch, once for all methods; reports where in the file they are."""
+    problem = jobs.load(request)
+    params_key, batch_key = jax.random.split(jax.random.key(request["seed"]))
+    params = jax.jit(problem.init)(params_key)
+    reporter.update(params=_save(request["file"], params))
+    batch = jax.jit(problem.batch, static_argnums=1)(batch_key, request["batch"])
+    reporter.update(batch=_save(request["file"], batch))
+
+
+def check_examples(request: Request, reporter: Reporter) -> None:
+    """Whether the examples of a batch leave each other alone: as ``pegprof.check_examples``, in words."""
+    problem = jobs.load(request)
+    params = _load(request["file"], request["arguments"]["params"], problem.abstract_params())
+    batch = _load(request["file"], request["arguments"]["batch"], problem.abstract_batch(2), first=request["examples"])
+    found = pegprof.check_examples(problem.loss, params, batch, keep_batch_dim=problem.keep_batch_dim)
+    worst = max(found.findings, key=lambda finding: finding.relative_difference, default=None)
+    reporter.update(ok=found.ok, text=str(found), cause=worst.cause if worst else None)
+
+
+class Bench:
+    """The programs of one process, one for each method, and the arguments that they share."""
+
+    def __init__(self) -> None:
+        self._programs: dict[str, Any] = {}
+        self._params: Any = None
+        self._batch: Any = None
+
+    def prepare(self, request: Request, reporter: Reporter) -> None:
+        """Compiles a method for a batch size: reports XLA's bytes, and the time that it took."""
+        problem, options = jobs.load(request), jobs.method_options(request)
+        self._programs.pop(request["method"], None)
+        start_s = time.perf_counter()
+        fn = jax.jit(methods.METHODS[request["method"]].make(problem, options))
+        compiled = fn.lower(problem.abstract_params(), problem.abstract_batch(request["batch"])).compile()
+        self._programs[request["method"]] = compiled
+        reporter.update(compile_s=time.perf_counter() - start_s, **jobs.memory_bytes(compiled))
+
+    def load(self, request: Request, reporter: Reporter) -> None:
+        """Gets the arguments from the file: the parameters once, and as many examples as the batch has."""
+        problem, where = jobs.load(request), request["arguments"]
+        self._batch = None
+        if self._params is None:
+            self._params = _load(request["file"], where["params"], problem.abstract_params())
+        self._batch = _load(request["file"], where["batch"], problem.abstract_batch(2), first=request["batch"])
+
+    def unload(self, request: Request, reporter: Reporter) -> None:
+        """Gives the arguments up, and their memory back, until they are loaded again."""
+        self._params = self._batch = None
+        memory.give_back()
+
+    def run(self, request: Request, reporter: Reporter) -> None:
+        """Runs a method as often as asked for, once if nothing is said, and reports the times, ``times_s``.
+
+        With ``rewarm`` there is one more run before those, which does not count; with ``measure_peak`` the memory that
+        it took is reported too; with ``keep`` where in the file its statistics are now; with ``compare_with``, which is
+        what another method kept, the largest relative error.
+        """
+        method, held_bytes = request["method"], memory.resident_bytes()
+        times_s: list[float] = []
+        if request.get("measure_peak"):
+            before = memory.device_peak_bytes()
+            (stats, time_s), above_bytes = memory.measure_host_peak(lambda: self._time(method))
+            after = memory.device_peak_bytes()
+            reporter.update(host_bytes=above_bytes, device_peak_bytes=after if after != before else None)
+            times_s = [time_s]
+        else:
+            if request.get("rewarm"):
+                self._time(method)
+            for _ in range(request.get("times", 1)):
+                stats, time_s = self._time(method)
+                times_s.append(time_s)
+        reporter.update(times_s=times_s)
+        if request.get("keep"):
+            try:
+                reporter.update(kept={name: _save(request["file"], tree) for name, tree in stats.items()})
+            except OSError as error:  # the folder for temporary files is full: the run is good all the same
+                reporter.update(not_kept=str(error))
+        if kept := request.get("compare_with"):
+            reporter.update(max_rel_error=_compare(stats, kept, request["file"]))
+        del stats
+        memory.wait_until_given_back(held_bytes)
+
+    def _time(self, method: str) -> tuple[Any, float]:
+        compiled = self._programs[method]
+        start_s = time.perf_counter()
+        stats = jax.block_until_ready(compiled(self._params, self._batch))
+        return stats, time.perf_counter() - start_s
+
+
+def _compare(stats: dict[str, Any], kept: dict[str, Any], file: int) -> float:
+    """Leaf by leaf: the two trees have the same structure, which the file does not know."""
+    found = {name: jax.tree.leaves(tree) for name, tree in stats.items()}
+    reference = {name: [exchange.view(file, exchange.Slot(**slot)) for slot in slots] for name, slots in kept.items()}
+    return agreement.max_rel_error(found, reference)
+
+
+def _save(file: int, tree: Any) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(slot) for slot in exchange.save(file, jax.tree.leaves(tree))]
+
+
+def _load(file: int, slots: list[dict[str, Any]], like: Any, first: int | None = None) -> Any:
+    """A tree of the same structure as ``like``, on the device."""
+    leaves = [exchange.load(file, exchange.Slot(**slot), first) for slot in slots]
+    return jax.block_until_ready(jax.tree.unflatten(jax.tree.structure(like), leaves))

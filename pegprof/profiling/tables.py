@@ -1,0 +1,79 @@
+"""Records as a table of text that fits a width: it drops its least important columns until it does."""
+
+import dataclasses
+import io
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+WIDTH = 100
+GAP = "  "  # between columns
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column: how a record's cell reads, and the smallest ``keep`` is dropped first, None never."""
+
+    header: str
+    cell: Callable[[Any], str]
+    keep: int | None = None
+    right: bool = True
+    style: Callable[[Any], str] = lambda record: ""
+
+
+def make_console(width: int, color: bool) -> "Console":
+    """One that writes to a text."""
+    from rich.console import Console
+
+    return Console(file=io.StringIO(), width=width, force_terminal=color, no_color=not color, highlight=False)
+
+
+def text_of(console: "Console") -> str:
+    """What was written, without the blanks that rich fills lines with."""
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in text.removesuffix("\n").split("\n"))
+
+
+def print_words(console: "Console", text: str, style: str = "") -> None:
+    """Words as they are, wrapped: a user's model may be called [bold]."""
+    console.print(text, style=style, markup=False, highlight=False, emoji=False)
+
+
+def print_table(console: "Console", columns: Sequence[Column], records: Sequence[Any]) -> None:
+    """The table, without as many of its columns as it takes to fit. If that does not suffice, its words are wrapped."""
+    kept = list(columns)
+    for column in sorted((c for c in columns if c.keep is not None), key=lambda c: c.keep or 0):
+        if _natural_width(kept, records) <= console.width:
+            break
+        kept.remove(column)
+    console.print(_make_table(kept, records))
+
+
+def name_of(group: Any) -> str:
+    """A name that may stand for several, with how many."""
+    return f"{group.count} × {group.name}" if group.count > 1 else group.name
+
+
+def _natural_width(columns: Sequence[Column], records: Sequence[Any]) -> int:
+    """What a table would like to have: rich's own measure is cut at the width of the console."""
+    cells = ([column.header, *(column.cell(record) for record in records)] for column in columns)
+    widths = (max(len(line) for cell in column for line in cell.split("\n")) for column in cells)
+    return sum(widths) + len(GAP) * (len(columns) - 1)
+
+
+def _make_table(columns: Sequence[Column], records: Sequence[Any]) -> "Table":
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, len(GAP) - 1, 0, 0)
+    )  # the box adds one
+    for column in columns:
+        table.add_column(column.header, justify="right" if column.right else "left", no_wrap=column.right)
+    for record in records:
+        table.add_row(*(Text(column.cell(record), style=column.style(record)) for column in columns))
+    return table

@@ -1,0 +1,164 @@
+"""Result -> text for a person: a table for each batch, what there is to say about its rows, the verdict, the layers.
+
+What a narrow table leaves out is in the CSV and in the JSON.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pegprof.profiling.explain import explain
+from pegprof.profiling.layers import Layer
+from pegprof.profiling.result import Result, Row
+from pegprof.profiling.tables import WIDTH, Column, make_console, name_of, print_table, print_words, text_of
+from pegprof.profiling.units import UNKNOWN, format_bytes, format_count, format_ratio, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MOST_LAYERS = 12
+INCOMPLETE = "Not all is measured: the run was stopped, or is not over."
+
+_STATUS_STYLES = {"ok": "green", "refused": "yellow", "failed": "red", "skipped": "dim"}
+
+
+def render_terminal(result: Result, *, width: int = WIDTH, color: bool = False) -> str:
+    """All that a person wants to see of a result."""
+    console = make_console(width, color)
+    for batch in result.batches:
+        rows = result.rows_of(batch)
+        _print_headline(console, rows[0])
+        print_table(console, columns_of(rows), rows)
+        for line in remarks(rows):
+            print_words(console, line)
+        console.print()
+    if not result.complete:
+        print_words(console, INCOMPLETE, style="yellow")
+    for sentence in explain(result):
+        print_words(console, sentence)
+    if result.verdict and result.verdict.layers:
+        console.print()
+        print_table(console, LAYER_COLUMNS, largest_layers(result.verdict.layers))
+        if note := note_on_layers(result.verdict.layers):
+            print_words(console, note)
+    return text_of(console)
+
+
+def render_preview(result: Result, *, width: int = WIDTH, color: bool = False) -> str:
+    """What is known before anything is timed: memory and what dominates."""
+    console = make_console(width, color)
+    for batch in result.batches:
+        rows = result.rows_of(batch)
+        console.print()
+        _print_headline(console, rows[0])
+        print_table(console, _MEMORY_COLUMNS, rows)
+    for sentence in explain(result):
+        print_words(console, sentence)
+    console.print()
+    return text_of(console)
+
+
+def _print_headline(console: "Console", row: Row) -> None:
+    print_words(console, headline(row), style="bold")
+    print_words(console, place(row))
+
+
+def headline(row: Row) -> str:
+    """What was measured."""
+    facts = [
+        f"{format_count(row.parameters)} parameters",
+        f"seq_len {row.seq_len}" if row.seq_len else "",
+        row.dtype or "",
+        f"batch {row.batch}",
+        row.stats.replace(",", " "),
+    ]
+    return f"{row.model}: {', '.join(fact for fact in facts if fact)}"
+
+
+def place(row: Row) -> str:
+    """Where it was measured."""
+    return f"{row.target}: {row.device}, {format_bytes(row.capacity_bytes)} available"
+
+
+def remarks(rows: Sequence[Row]) -> list[str]:
+    """What there is to say about rows, one line a method; what is true of several is said once."""
+    methods_of: dict[str, list[str]] = {}
+    for row in rows:
+        for part in row.reason.split("; ") if row.reason else ():
+            methods_of.setdefault(part, []).append(row.method)
+    parts_of: dict[tuple[str, ...], list[str]] = {(row.method,): [] for row in rows}
+    for part, methods in methods_of.items():
+        parts_of.setdefault(tuple(methods), []).append(part)
+    return [
+        f"{'all' if 1 < len(methods) == len(rows) else ', '.join(methods)}: {'; '.join(parts)}"
+        for methods, parts in parts_of.items()
+        if parts
+    ]
+
+
+_METHOD = Column(header="method", cell=lambda row: row.method, right=False)
+_STATUS = Column(
+    header="status", cell=lambda row: row.status, right=False, style=lambda row: _STATUS_STYLES[row.status]
+)
+_XLA_PEAK = Column(header="XLA peak", cell=lambda row: format_bytes(row.peak_bytes))
+_PEAK_RATIO = Column(header="× grad", cell=lambda row: format_ratio(row.peak_ratio))
+_FLOPS = Column(header="flops", cell=lambda row: format_count(row.flops), keep=0)
+
+_MEMORY_COLUMNS = (
+    _METHOD,
+    _STATUS,
+    _XLA_PEAK,
+    _PEAK_RATIO,
+    _FLOPS,
+    Column(header="compiled in", cell=lambda row: format_seconds(row.compile_s), keep=1),
+)
+
+
+def columns_of(rows: Sequence[Row]) -> list[Column]:
+    """The columns of the table of results; one that would be empty in every row is left out."""
+    time_batches = {row.time_batch for row in rows} - {None, rows[0].batch}
+    peak_batches = {row.measured_batch for row in rows} - {None, rows[0].batch}
+    columns = [
+        _METHOD,
+        _STATUS,
+        Column(
+            header=f"time (batch {time_batches.pop()})" if time_batches else "time",
+            cell=lambda row: format_seconds(row.time_s),
+        ),
+        Column(header="IQR", cell=lambda row: format_seconds(row.time_iqr_s), keep=2),
+        Column(header="× grad", cell=lambda row: format_ratio(row.time_ratio)),
+        _XLA_PEAK,
+        _PEAK_RATIO,
+        Column(
+            header=f"measured (batch {peak_batches.pop()})" if peak_batches else "measured",
+            cell=lambda row: format_bytes(row.device_peak_bytes or row.host_peak_bytes),
+            keep=3,
+        ),
+        _FLOPS,
+        Column(header="error", cell=lambda row: _format_error(row.max_rel_error), keep=1),
+    ]
+    return [column for column in columns if any(column.cell(row) != UNKNOWN for row in rows)]
+
+
+def _format_error(error: float | None) -> str:
+    return UNKNOWN if error is None else f"{error:.0e}"
+
+
+LAYER_COLUMNS = (
+    Column(header="matrices", cell=name_of, right=False),
+    Column(header="shape", cell=lambda layer: "×".join(map(str, layer.shape)), keep=0),
+    Column(header="T", cell=lambda layer: UNKNOWN if layer.T is None else str(layer.T)),
+    Column(header="D", cell=lambda layer: UNKNOWN if layer.D is None else str(layer.D)),
+    Column(header="T ≥ D", cell=lambda layer: {None: UNKNOWN, True: "yes", False: "no"}[layer.obeys_rule]),
+)
+
+
+def largest_layers(layers: Sequence[Layer]) -> list[Layer]:
+    """Those with the most parameters, as many as one wants to read, in the order of the model."""
+    largest = sorted(layers, key=lambda layer: layer.parameters, reverse=True)[:MOST_LAYERS]
+    return [layer for layer in layers if layer in largest]
+
+
+def note_on_layers(layers: Sequence[Layer]) -> str:
+    """What ``largest_layers`` leaves out."""
+    left_out = len(layers) - len(largest_layers(layers))
+    return f"and {left_out} smaller kinds of matrices, which the JSON has" if left_out > 0 else ""

@@ -1,0 +1,158 @@
+"""A Result as JSON: what goes in comes out, and what is not a result is said in words."""
+
+import contextlib
+import dataclasses
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pegprof.errors import ExitCode, PegprofError
+from pegprof.profiling.environment import Environment
+from pegprof.profiling.layers import Layer
+from pegprof.profiling.result import SCHEMA, Result, Row, Settings
+from pegprof.profiling.verdict import Verdict
+from tests.profiling.results import PLAN, RESULT
+
+counts = st.integers(min_value=0, max_value=2**60)
+maybe_count = st.none() | counts
+numbers = st.floats(allow_nan=False)  # infinities too: that is what a disagreement with not-a-number is
+words = st.text()
+scalars = st.none() | st.booleans() | counts | numbers.filter(math.isfinite) | words
+values = scalars | st.lists(scalars, max_size=2)
+
+rows = st.builds(
+    Row,
+    model=words,
+    batch=counts,
+    stats=words,
+    method=words,
+    target=words,
+    evidence=st.sampled_from(["measured", "compiled"]),
+    status=st.sampled_from(["ok", "refused", "failed", "skipped"]),
+    reason=words,
+    time_s=st.none() | numbers,
+    peak_bytes=maybe_count,
+    activations_dominate=st.none() | st.booleans(),
+    max_rel_error=st.none() | numbers,
+    xla_flags=st.none() | words,
+)
+layers = st.builds(Layer, name=words, count=counts, shape=st.tuples(counts, counts), T=maybe_count, D=maybe_count)
+verdicts = st.builds(
+    Verdict,
+    target=words,
+    activation_bytes_per_example=counts,
+    parameter_bytes=counts,
+    traced_bytes_per_example=maybe_count,
+    layers=st.tuples() | st.tuples(layers),
+)
+settings = st.builds(
+    Settings,
+    model=words,
+    options=st.dictionaries(words, values),
+    batches=st.tuples(counts),
+    methods=st.tuples(words),
+    stats=st.tuples(words),
+    runs=maybe_count,
+    time_limit_s=numbers,
+    memory_limit_bytes=maybe_count,
+)
+environments = st.builds(Environment, x64=st.booleans(), device_count=counts)
+results = st.builds(
+    Result,
+    settings=settings,
+    rows=st.lists(rows, max_size=3, unique_by=lambda row: (row.batch, row.method, row.target)).map(tuple),
+    verdict=st.none() | verdicts,
+    samples_s=st.dictionaries(st.tuples(counts, words), st.tuples(numbers, numbers), max_size=3),
+    plans=st.dictionaries(counts, st.just(PLAN), max_size=2),
+    environment=st.none() | environments,
+    options=st.dictionaries(words, scalars),
+    complete=st.booleans(),
+)
+
+
+@given(results)
+def test_a_result_reads_back_equal(result):
+    text = result.to_json()
+    assert Result.from_json(text) == result
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_not_a_number_survives():
+    row = dataclasses.replace(RESULT.rows[0], max_rel_error=math.nan)
+    back = Result.from_json(dataclasses.replace(RESULT, rows=(row,)).to_json())
+    assert math.isnan(back.rows[0].max_rel_error)
+
+
+def test_the_json_has_what_makes_results_comparable():
+    data = json.loads(RESULT.to_json())
+    assert data["schema"] == SCHEMA == 1
+    assert data["environment"]["jax"] == "0.10.2"
+    assert {"jaxlib", "device_kind", "xla_flags", "matmul_precision", "x64"} <= set(data["environment"])
+    assert data["options"] == {"seq_len": 512, "layers": 12}
+    assert data["settings"]["stats"] == ["mean", "second_moment"]
+    assert data["samples_s"] == {"64": {"grad": [10.1, 10.25, 10.6], "surgery": [10.1, 10.1, 10.2]}}
+    assert data["plans"]["64"]["rows"][0]["strategy"] == "loop"
+
+
+def test_a_file_from_before_a_field_existed_is_read():
+    data = json.loads(RESULT.to_json())
+    for row in data["rows"]:
+        del row["flops"]
+    del data["complete"], data["plans"]
+    back = Result.from_json(json.dumps(data))
+    assert (back.rows[0].flops, back.complete, back.plans) == (None, True, {})
+
+
+def changed(**changes):
+    return json.dumps({**json.loads(RESULT.to_json()), **changes})
+
+
+def changed_row(**changes):
+    data = json.loads(RESULT.to_json())
+    data["rows"][2] |= changes
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "not a result of pegprof: Expecting value"),
+        (RESULT.to_json()[:-500], "not a result of pegprof"),
+        ("[1, 2]", "it has no schema"),
+        ("{}", "it has no schema"),
+        ("[" * 100_000, "not a result of pegprof"),
+        (changed(schema="1"), "it has no schema"),
+        (changed(schema=SCHEMA + 1), f"the result has schema 2, and this version of pegprof reads up to {SCHEMA}"),
+        ('{"schema": 1}', "settings is missing"),
+        (changed(rows=3), "rows is not an array"),
+        (changed(rows=[3]), r"rows\[0\] is not an object"),
+        (
+            changed(rows=json.loads(RESULT.to_json())["rows"][:1] * 2),
+            "two rows are of the same batch, method and target",
+        ),
+        (changed(colour="red"), "colour is not known to this version"),
+        (changed(samples_s={"many": {}}), "samples_s has the key 'many', which is not a number"),
+        (changed(samples_s={"64": {"grad": ["soon"]}}), r"samples_s.64.grad\[0\] is 'soon', not of type float"),
+        (changed(complete=1), "complete is '1', not of type bool"),
+        (changed_row(peak_bytes="much"), r"rows\[2\].peak_bytes is 'much', not of type int"),
+        (changed_row(peak_bytes=1.5), r"rows\[2\].peak_bytes is '1.5', not of type int"),
+        (changed_row(batch=True), r"rows\[2\].batch is 'True', not of type int"),
+        (changed_row(status="splendid"), r"rows\[2\].status is 'splendid', not one of ok, refused, failed, skipped"),
+    ],
+    ids=range(19),
+)
+def test_what_is_not_a_result_is_said_in_words(text, words):
+    with pytest.raises(PegprofError, match=words) as caught:
+        Result.from_json(text)
+    assert caught.value.hint
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+@given(st.binary(max_size=40).map(lambda noise: noise.decode("latin-1")), st.integers(0, 3000))
+def test_noise_in_the_text_is_never_a_traceback(noise, where):
+    text = RESULT.to_json()
+    with contextlib.suppress(PegprofError):
+        Result.from_json(text[:where] + noise + text[where:])
