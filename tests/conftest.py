@@ -1,9 +1,15 @@
 """Settings and fixtures for all tests. Tests run on the CPU, whatever else the machine has."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # before the first import of jax
+
+# A shell's background job ignores Ctrl-C, and so would every process that a test starts and interrupts. To set this
+# right in the child itself (preexec_fn) takes a real fork, of which JAX warns.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import jax
 import pytest

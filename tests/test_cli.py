@@ -23,7 +23,6 @@ from pegprof.errors import ExitCode
 from pegprof.problem import zoo_names
 from pegprof.profiling.result import METHODS, Result
 from tests import packages
-from tests.profiling import heed_ctrl_c
 
 FINE = str(Path(__file__).parent / "profiling" / "models.py") + ":fine"
 MODELS = str(Path(__file__).parent / "profiling" / "models.py")
@@ -39,9 +38,7 @@ def pegprof_in(tmp_path):
     def start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **environment):
         command = [sys.executable, "-m", "pegprof", *map(str, arguments)]
         env = {**os.environ, "PYTHONPATH": path, **environment}
-        return subprocess.Popen(
-            command, cwd=tmp_path, env=env, stdout=stdout, stderr=stderr, text=True, preexec_fn=heed_ctrl_c
-        )
+        return subprocess.Popen(command, cwd=tmp_path, env=env, stdout=stdout, stderr=stderr, text=True)
 
     def run(*arguments, **environment):
         with start(*arguments, **environment) as process:

@@ -17,7 +17,6 @@ from pegprof.errors import ExitCode, PegprofError
 from pegprof.profiling.measure import measure
 from pegprof.profiling.progress import Silence
 from pegprof.profiling.result import Result, Settings
-from tests.profiling import heed_ctrl_c
 
 MODELS = str(Path(__file__).with_name("models.py"))
 
@@ -153,7 +152,7 @@ def test_a_batch_too_small_for_a_statistic_is_refused():
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
 def test_no_child_is_left_when_the_command_is_ended_by(how):
     command = [sys.executable, "-m", "pegprof", "run", f"{MODELS}:fine", "--no-csv"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, preexec_fn=heed_ctrl_c) as parent:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as parent:
         children = _wait_for(lambda: psutil.Process(parent.pid).children(recursive=True))
         os.kill(parent.pid, how)
         parent.wait(timeout=30)
