@@ -107,6 +107,15 @@ def test_a_package_that_prints_or_is_broken_spoils_no_json(pegprof_in):
     )
 
 
+def test_ctrl_c_ends_a_list_at_once_whatever_its_models_do(pegprof_in):
+    sleeper = "import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(600)\nmodel = None\n"
+    packages.install(pegprof_in.folder, "sleeper", sleeper, {"sleeps": "sleeper:model"})
+    with pegprof_in.start("list") as process:
+        stop_when(process, (pegprof_in.folder / "begun").exists)
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert not left_behind(process)
+
+
 # What is refused before anything is measured.
 
 

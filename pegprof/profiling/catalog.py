@@ -4,18 +4,18 @@ The facts of the zoo's models are on record. What is not, children load and trac
 stays with its child, and a model that is broken is a warning and costs no other.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
 import tempfile
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pegprof.own_models import offered, package_of
 from pegprof.problem import zoo_names
 from pegprof.profiling import record
-from pegprof.profiling.process import ChildFailure, run_child
+from pegprof.profiling.process import Child, ChildFailure
 from pegprof.profiling.progress import Talk
 from pegprof.profiling.result import DEFAULT_BATCH
 from pegprof.profiling.tables import WIDTH, Column, make_console, print_table, text_of
@@ -101,20 +101,26 @@ def survey_models(names: list[str], *, talk: Talk, debug: bool = False) -> tuple
 
 def _run_children(names: list[str], *, talk: Talk, debug: bool) -> list[dict[str, Any]]:
     """Each child takes the next model that no other has claimed."""
-    children = min(MOST_CHILDREN, os.cpu_count() or 1, len(names))
     # Nothing is computed, but a model may make an array when it is imported: not on a device that others may need.
     environment = {"JAX_PLATFORMS": "cpu"}
+    with contextlib.ExitStack() as stack:  # which ends the children, Ctrl-C or not
+        claims = stack.enter_context(tempfile.TemporaryDirectory(prefix="pegprof-"))
+        children = [
+            stack.enter_context(contextlib.closing(Child(environment, talk=talk, debug=debug)))
+            for _ in range(min(MOST_CHILDREN, os.cpu_count() or 1, len(names)))
+        ]
+        for child in children:
+            child.send("survey", {"models": names, "claims": claims})
+        return [_receive(child, suspect=name) for child, name in zip(children, names, strict=False)]
 
-    def run(child: int) -> dict[str, Any]:
-        try:
-            return run_child("survey", request, environment=environment, limit_s=LIMIT_S, talk=talk, debug=debug)
-        except ChildFailure as failure:
-            culprit = failure.answer.get("running", names[child])
-            return {**failure.answer, "failures": {**failure.answer.get("failures", {}), culprit: failure.reason}}
 
-    with tempfile.TemporaryDirectory(prefix="pegprof-") as claims, ThreadPoolExecutor(children) as pool:
-        request = {"models": names, "claims": claims}
-        return list(pool.map(run, range(children)))
+def _receive(child: Child, *, suspect: str) -> dict[str, Any]:
+    """A child's answer; one that dies before it named the model it was at, is said to have died of the suspect."""
+    try:
+        return child.receive(limit_s=LIMIT_S)
+    except ChildFailure as failure:
+        culprit = failure.answer.get("running", suspect)
+        return {**failure.answer, "failures": {**failure.answer.get("failures", {}), culprit: failure.reason}}
 
 
 def render_json(catalog: Catalog) -> str:

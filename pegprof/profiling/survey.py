@@ -9,7 +9,7 @@ import jax
 from pegprof.engine.kept import trace_kept
 from pegprof.engine.trace import parameter_names
 from pegprof.errors import PegprofError
-from pegprof.problem import Problem, load_problem
+from pegprof.problem import Problem, load_problem, zoo_names
 from pegprof.profiling.child import Reporter
 from pegprof.profiling.verdict import TRACED_BATCH, dominate
 from pegprof.user_code import home_of, users_code
@@ -29,7 +29,7 @@ def survey(request: dict[str, Any], reporter: Reporter) -> None:
             continue
         reporter.update(running=name)
         try:
-            facts[name] = describe(load_problem(name))
+            facts[name] = describe(load_problem(name), traced=_quick_form(name))
         except PegprofError as error:
             failures[name] = str(error)
         reporter.update(facts=facts, failures=failures)
@@ -43,11 +43,23 @@ def _claim(path: Path) -> bool:
     return True
 
 
-def describe(problem: Problem) -> dict[str, Any]:
-    """A model's sizes, by the names of the fields of ``catalog.Entry``."""
-    with users_code(home_of(problem.loss)):
-        params = problem.abstract_params()
-        kept = trace_kept(problem.loss, params, problem.abstract_batch(TRACED_BATCH))
+def _quick_form(name: str) -> Problem | None:
+    """A model of the zoo with a loop over its layers, where it can have that: of the same sizes, with one layer to trace."""
+    if name in zoo_names() and "scan_layers" in load_problem(name).options:
+        return load_problem(name, {"scan_layers": True})
+    return None
+
+
+def describe(problem: Problem, *, traced: Problem | None = None) -> dict[str, Any]:
+    """A model's sizes, by the names of the fields of ``catalog.Entry``.
+
+    Args:
+      traced: another form of the same model that is quicker to trace.
+    """
+    traced = traced or problem
+    with users_code(home_of(traced.loss)):
+        params = traced.abstract_params()
+        kept = trace_kept(traced.loss, params, traced.abstract_batch(TRACED_BATCH))
     leaves = dict(zip(parameter_names(params), jax.tree.leaves(params), strict=True))
     parameter_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves.values())
     return {

@@ -85,6 +85,15 @@ def test_options_that_json_does_not_know_are_text():
     assert facts_of(problem)["options"] == {"dtype": "float32", "width": 3}
 
 
+@pytest.mark.slow
+def test_the_form_with_a_loop_over_layers_has_the_sizes_of_the_plain_form():
+    quick = {name: form for name in zoo_names() if (form := survey._quick_form(name))}
+    assert "transformer-151m" in quick
+    for name, form in quick.items():
+        plain = load_problem(name)
+        assert survey.describe(plain, traced=form) == survey.describe(plain), name
+
+
 # What is on record.
 
 
