@@ -18,9 +18,9 @@ from pegprof.errors import ExitCode, PegprofError
 from pegprof.problem import zoo_names
 from pegprof.profiling import arguments
 from pegprof.profiling.markdown import table
+from pegprof.profiling.race import Peak
 from pegprof.profiling.result import Row
 from pegprof.profiling.tables import Column
-from pegprof.profiling.timing import Peak
 from pegprof.profiling.units import UNKNOWN, format_bytes
 
 

@@ -23,8 +23,9 @@ from pegprof.profiling.environment import Environment
 from pegprof.profiling.layers import Layer, find_layers
 from pegprof.profiling.process import Child, ChildFailure, Worker
 from pegprof.profiling.progress import Talk
+from pegprof.profiling.race import Peak, Terms, Timed
 from pegprof.profiling.result import Result, Row, Settings, Status
-from pegprof.profiling.timing import Peak, Terms, Timed, Timing, last_lines
+from pegprof.profiling.timing import Timing, last_lines
 from pegprof.profiling.units import format_bytes, format_seconds
 from pegprof.profiling.verdict import Verdict, slope
 

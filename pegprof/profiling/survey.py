@@ -44,7 +44,7 @@ def _claim(path: Path) -> bool:
 
 
 def _quick_form(name: str) -> Problem | None:
-    """A model of the zoo with a loop over its layers, where it can have that: of the same sizes, with one layer to trace."""
+    """A model of the zoo as a loop over its layers, if it can be one: of the same sizes, and one layer to trace."""
     if name in zoo_names() and "scan_layers" in load_problem(name).options:
         return load_problem(name, {"scan_layers": True})
     return None

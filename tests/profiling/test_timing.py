@@ -6,7 +6,8 @@ from pegprof.profiling import timing
 from pegprof.profiling.crew import NoRoom, Program
 from pegprof.profiling.process import ChildFailure, OutOfTime
 from pegprof.profiling.progress import Silence
-from pegprof.profiling.timing import Peak, Terms, Timed, Timing
+from pegprof.profiling.race import Peak, Terms, Timed
+from pegprof.profiling.timing import Timing
 
 MIB = 2**20
 
