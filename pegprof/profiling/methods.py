@@ -79,20 +79,35 @@ def _make_microbatch(problem: Problem, options: Options) -> StatsFn:
     norms = [q for q in needed if isinstance(q, SquareNorm)]
 
     def fn(params: Params, batch: Batch) -> dict[str, Any]:
+        opened, close_keys = _open_keys(batch)
         quantities, aux = microbatching.micro_grad(
-            problem.loss,
+            lambda params, opened: problem.loss(params, close_keys(opened)),
             keep_batch_dim=problem.keep_batch_dim,
             microbatch_size=min(options.microbatch_size, _batch_size(batch)),
             accumulator={q.name: _ACCUMULATORS[type(q)] for q in entries},
             transform_fn=lambda grad: {q.name: jax.tree.map(_entry_fn(q), grad) for q in entries},
             metrics_fn=lambda grad: {q.name: jax.tree.map(lambda g: jnp.sum(_widen(g) ** 2), grad) for q in norms},
-        )(params, batch)
+        )(params, opened)
         quantities |= aux.metrics
         if CENTRED.name in quantities:
             quantities[CENTRED.name] = _map_centres(lambda centre: centre.square, quantities[CENTRED.name])
         return _finish(options.stats, quantities, params, batch)
 
     return fn
+
+
+def _open_keys(batch: Batch) -> tuple[Batch, Callable[[Batch], Batch]]:
+    """The batch with its random keys as numbers, since keys that are reshaped cannot be lowered, and the way back."""
+    leaves, structure = jax.tree.flatten(batch)
+    kinds = [jax.random.key_impl(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else None for x in leaves]
+    opened = [x if kind is None else jax.random.key_data(x) for x, kind in zip(leaves, kinds, strict=True)]
+
+    def close(opened: Batch) -> Batch:
+        pairs = zip(jax.tree.leaves(opened), kinds, strict=True)
+        closed = [x if kind is None else jax.random.wrap_key_data(x, impl=kind) for x, kind in pairs]
+        return jax.tree.unflatten(structure, closed)
+
+    return jax.tree.unflatten(structure, opened), close
 
 
 def _make_surgery(problem: Problem, options: Options) -> StatsFn:

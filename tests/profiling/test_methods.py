@@ -48,6 +48,22 @@ def test_a_method_gives_every_statistic_as_the_oracle_does(x64, name, microbatch
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), found[stat.name], _oracle(stat, grads))
 
 
+@pytest.mark.parametrize("name", ["vmap", "microbatch", "surgery"])
+def test_a_batch_may_hold_random_keys_one_for_each_example(name):
+    def loss(w, batch):
+        noise = jax.vmap(lambda key: jax.random.normal(key, (4,)))(batch["key"])
+        return jnp.mean(jnp.tanh((batch["x"] + noise) @ w))
+
+    def make_batch(key, B):
+        return {"x": jax.random.normal(key, (B, 4)), "key": jax.random.split(key, B)}
+
+    problem = Problem(name="noisy", init=lambda key: jnp.ones(4), loss=loss, batch=make_batch)
+    params, batch = problem.init(jax.random.key(0)), problem.batch(jax.random.key(1), B)
+    grads = [jax.grad(loss)(params, jax.tree.map(lambda x, i=i: x[i : i + 1], batch)) for i in range(B)]
+    found = jax.jit(methods.METHODS[name].make(problem, _options((STATISTICS["second_moment"],))))(params, batch)
+    np.testing.assert_allclose(found["second_moment"], np.mean(np.square(grads), axis=0), rtol=1e-5)
+
+
 def test_grad_gives_the_mean_alone():
     problem = _problem(True)
     params, batch = problem.init(jax.random.key(0)), problem.batch(jax.random.key(1), B)
