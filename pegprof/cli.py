@@ -69,6 +69,13 @@ Model = Annotated[
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the model.")]
 SeqLen = Annotated[int | None, typer.Option(min=1, help="The same as --set seq_len=N.")]
 Stats = Annotated[str, typer.Option(help="Which statistics.")]
+Targets = Annotated[
+    str | None,
+    typer.Option("--target", metavar="NAME[,NAME]...", help="Compile for these devices (see targets); else this one."),
+]
+NoCache = Annotated[
+    bool, typer.Option("--no-cache", help="Compile again for devices that are not here, whatever is known.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on stderr but warnings and errors.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks, and all that the model prints.")]
 
@@ -80,6 +87,7 @@ def run(
     option: Set = None,
     seq_len: SeqLen = None,
     dtype: Annotated[str | None, typer.Option(metavar="float32|bfloat16", help="The same as --set dtype=...")] = None,
+    target: Targets = None,
     methods: Annotated[str, typer.Option(help="Which methods.")] = "grad,vmap,microbatch,surgery",
     stats: Stats = "mean,second_moment",
     microbatch_size: Annotated[int, typer.Option(min=1, help="Examples at a time in the method microbatch.")] = 1,
@@ -104,6 +112,7 @@ def run(
         bool, typer.Option("--no-check", help="Do not compare the methods' statistics, nor check the examples.")
     ] = False,
     no_csv: Annotated[bool, typer.Option("--no-csv", help="Write no CSV.")] = False,
+    no_cache: NoCache = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -112,7 +121,7 @@ def run(
     Time, memory and whether activations dominate parameters: a table on stdout, or on stderr when an export goes to
     stdout. A CSV goes to reports/MODEL-bBATCH-TARGET.csv unless --export-csv or --no-csv says otherwise.
     """
-    from pegprof.profiling import arguments, measure, output, progress, report, targets, terminal, units
+    from pegprof.profiling import arguments, measure, output, progress, report, terminal, units
     from pegprof.profiling.result import Settings
 
     settings = Settings(
@@ -129,17 +138,22 @@ def run(
         memory_limit_bytes=units.parse_bytes(memory_limit) if memory_limit else None,
         check=not no_check,
         seed=seed,
+        targets=arguments.parse_names(target) if target else (),
+        cache=not no_cache,
     )
+    with progress.listen(quiet=quiet) as talk:
+        chosen = measure.find_targets(settings, talk=talk)
     exports = output.choose_exports(
         {"csv": export_csv, "json": export_json, "markdown": export_markdown},
         no_csv=no_csv,
-        default_csv=output.default_csv_path(settings, targets.host_target().name),
+        default_csv=output.default_csv_path(settings, [each.name for each in chosen]),
     )
     exports.check_writable()
     saver = output.Saver(exports)
     with progress.listen(quiet=quiet) as talk, contextlib.suppress(KeyboardInterrupt):
         measure.measure(
             settings,
+            chosen=chosen,
             talk=talk,
             save=saver,
             preview=lambda result: talk(terminal.render_preview(result, **_shape_of(sys.stderr))),
@@ -189,6 +203,19 @@ def inspect(
         found = inspection.inspect_model(settings, talk=talk, debug=debug)
     shape = _shape_of(sys.stdout, widest=200)
     print(found.to_json() if as_json else inspection.render_inspection(found, **shape))
+
+
+@app.command(name="targets")
+def show_targets(quiet: Quiet = False) -> None:
+    """List the devices that --target knows, and which can be compiled for now.
+
+    With their memory as programs can have it, and the line that installs the compilers that are missing.
+    """
+    from pegprof.profiling import asking, progress, target_list
+
+    with progress.listen(quiet=quiet) as talk:
+        listed = target_list.list_targets(asking.find_host(talk))
+    print(target_list.render(listed, **_shape_of(sys.stdout)))
 
 
 @app.command(name="doctor")

@@ -15,6 +15,8 @@ from typing import Literal
 import pegprof
 from pegprof.errors import ExitCode, PegprofError
 from pegprof.profiling import targets
+from pegprof.profiling.compilers import CUDA, TPU, has_wheels, install_line
+from pegprof.profiling.devices import DEVICES
 from pegprof.profiling.environment import version_of
 from pegprof.profiling.process import ChildFailure, run_child
 from pegprof.profiling.progress import Talk
@@ -34,17 +36,15 @@ class Extra:
 
 
 EXTRAS: Mapping[str, Extra] = {
-    "tpu": Extra(purpose="a TPU, here or only compiled for", packages=("libtpu",)),
-    "gpu": Extra(
-        purpose="an NVIDIA GPU that is only compiled for",
-        packages=("jax-cuda12-plugin", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12"),
-    ),
+    TPU.extra: Extra(purpose="a TPU, here or only compiled for", packages=TPU.packages),
+    CUDA.extra: Extra(purpose="an NVIDIA GPU that is only compiled for", packages=CUDA.packages),
     "cuda12": Extra(purpose="an NVIDIA GPU here, CUDA 12", packages=("jax-cuda12-plugin", "nvidia-cudnn-cu12")),
     "cuda13": Extra(purpose="an NVIDIA GPU here, CUDA 13", packages=("jax-cuda13-plugin",)),
     "bench": Extra(purpose="the figures of benchmarks/", packages=("matplotlib",)),
     "test": Extra(purpose="the tests", packages=("pytest", "pytest-xdist", "hypothesis")),
     "dev": Extra(purpose="development", packages=("ruff", "mypy", "pre-commit")),
 }
+COMPILERS = (TPU.extra, CUDA.extra)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,6 +68,8 @@ class Symptoms:
     device_failure: str | None
     idle_accelerators: tuple[str, ...]  # in the machine, but of no use to JAX
     memory: Memory | None
+    targets: tuple[str, ...] = ()  # that are not here, and can be compiled for
+    has_wheels: bool = True  # whether the compilers for those can be installed on such a system
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,6 +97,8 @@ def examine(talk: Talk) -> Symptoms:
             p.target for p in targets.ACCELERATORS if any(map(glob.glob, p.device_files)) and not p.is_present()
         ),
         memory=_find_memory(),
+        targets=tuple(device.name for device in DEVICES.values() if device.compiler.is_installed),
+        has_wheels=has_wheels(),
     )
 
 
@@ -143,6 +147,7 @@ def diagnose(symptoms: Symptoms) -> list[Finding]:
         *(_judge_package(package, symptoms) for package in PACKAGES),
         *_judge_devices(symptoms),
         _judge_memory(symptoms.memory),
+        _judge_targets(symptoms.targets),
         *(_judge_extra(name, extra, symptoms) for name, extra in EXTRAS.items()),
     ]
 
@@ -179,7 +184,7 @@ def _judge_devices(symptoms: Symptoms) -> Iterator[Finding]:
     for target in symptoms.idle_accelerators:
         detail = f"there is a {target.upper()} here, but JAX has no plug-in for it"
         extra = "cuda12" if target == "gpu" else target
-        yield Finding(status="note", subject="device", detail=detail, hint=_install(extra))
+        yield Finding(status="note", subject="device", detail=detail, hint=install_line(extra))
 
 
 def _judge_memory(memory: Memory | None) -> Finding:
@@ -191,16 +196,22 @@ def _judge_memory(memory: Memory | None) -> Finding:
     return Finding(status="ok", subject="memory", detail=f"{detail}; a run may take {format_bytes(memory.for_a_run)}")
 
 
+def _judge_targets(names: Sequence[str]) -> Finding:
+    if not names:
+        return Finding(status="note", subject="targets", detail="no compiler for a device that is not here")
+    return Finding(status="ok", subject="targets", detail=f"compilers for {', '.join(names)}")
+
+
 def _judge_extra(name: str, extra: Extra, symptoms: Symptoms) -> Finding:
     missing = [package for package in extra.packages if symptoms.versions[package] is None]
     subject = f"extra {name}"
     if not missing:
         return Finding(status="ok", subject=subject, detail=f"installed, for {extra.purpose}")
-    return Finding(status="note", subject=subject, detail=f"not installed, for {extra.purpose}", hint=_install(name))
-
-
-def _install(extra: str) -> str:
-    return f"pip install -e '.[{extra}]'"  # in the clone, as the README installs pegprof
+    if name in COMPILERS and not symptoms.has_wheels:
+        return Finding(status="note", subject=subject, detail=f"no wheels for this system, for {extra.purpose}")
+    return Finding(
+        status="note", subject=subject, detail=f"not installed, for {extra.purpose}", hint=install_line(name)
+    )
 
 
 _STYLES = {"ok": "green", "note": "dim", "problem": "red"}

@@ -19,14 +19,21 @@ EXPENSIVE_TIME_RATIO = 2.0
 
 def explain(result: Result) -> list[str]:
     """All that there is to say about a result, in the order in which a person wants to know it."""
-    sentences = []
-    if result.verdict:
-        sentences.append(" ".join(explain_verdict(result.verdict)))
-    batches = result.batches
-    for batch in batches:
-        prefix = f"Batch {batch}. " if len(batches) > 1 else ""
-        sentences += [prefix + sentence for sentence in explain_batch(result.rows_of(batch), result.verdict)]
+    first, *others = result.targets or ("",)
+    verdict = result.verdict_on(first)
+    sentences = [" ".join(explain_verdict(verdict))] if verdict else []
+    sentences += [str(other) for target in others if (other := result.verdict_on(target))]
+    for rows in result.groups:
+        batch = f"Batch {rows[0].batch}. " if len(result.batches) > 1 else ""
+        if others:  # all that can be said of one would be too much of several
+            sentences.append(f"{batch}{explain_affordability(rows, where=f'on {rows[0].target}')}")
+        else:
+            sentences += [batch + sentence for sentence in explain_batch(rows, verdict, where=_where(result))]
     return sentences
+
+
+def _where(result: Result) -> str:
+    return f"on {result.targets[0]}" if result.settings.targets else "here"
 
 
 def explain_verdict(verdict: Verdict) -> Iterator[str]:
@@ -48,7 +55,7 @@ def explain_verdict(verdict: Verdict) -> Iterator[str]:
             yield f"The paper's rule disagrees: {share}; it is blind to {blind_to}."
 
 
-def explain_batch(rows: Sequence[Row], verdict: Verdict | None) -> Iterator[str]:
+def explain_batch(rows: Sequence[Row], verdict: Verdict | None, *, where: str = "here") -> Iterator[str]:
     """What it means for the methods at one batch size, and for optimizers that need the statistics at every step."""
     by_method = {row.method: row for row in rows if row.peak_bytes is not None}
     vmap, surgery = by_method.get("vmap"), by_method.get("surgery")
@@ -57,7 +64,7 @@ def explain_batch(rows: Sequence[Row], verdict: Verdict | None) -> Iterator[str]
     if surgery:
         yield _explain_surgery(surgery)
     if rows:
-        yield explain_affordability(rows)
+        yield explain_affordability(rows, where=where)
 
 
 def _explain_vmap(vmap: Row, verdict: Verdict) -> str:
@@ -92,7 +99,7 @@ def _cost(row: Row) -> str:
     return f"{format_ratio(row.peak_ratio)} × the memory of grad{time}"
 
 
-def explain_affordability(rows: Sequence[Row]) -> str:
+def explain_affordability(rows: Sequence[Row], *, where: str = "here") -> str:
     """One plain sentence on whether an optimizer that takes the statistics at every step is affordable, and why."""
     who = f"A Micro optimizer, which takes {_list(rows[0].stats.split(','))} at every step,"
     contenders = [row for row in rows if row.method != "grad" and row.peak_bytes is not None]
@@ -101,7 +108,7 @@ def explain_affordability(rows: Sequence[Row]) -> str:
     if refused and not fitting:
         least = min(refused, key=_peak_bytes)
         needs = f"{least.method}, which needs least, needs {format_bytes(least.peak_bytes)}"
-        return f"{who} is not affordable here: {needs}, and there are {format_bytes(least.capacity_bytes)}."
+        return f"{who} is not affordable {where}: {needs}, and there are {format_bytes(least.capacity_bytes)}."
     if not fitting:
         return f"{who} cannot be judged: no method but grad ended well."
     timed = [row for row in fitting if row.time_ratio is not None]
@@ -112,9 +119,9 @@ def explain_affordability(rows: Sequence[Row]) -> str:
     if best.peak_ratio is not None:
         memory += f", {format_ratio(best.peak_ratio)} × grad"
     if not timed:
-        return f"{who} fits in memory here: {best.method} takes {memory}. Its time is not measured."
+        return f"{who} fits in memory {where}: {best.method} takes {memory}. Its time is not measured."
     cost = f"{best.method} takes {format_ratio(best.time_ratio)} × the time of grad, and {memory}"
-    return f"{who} is {_price(_time_ratio(best))} here: {cost}."
+    return f"{who} is {_price(_time_ratio(best))} {where}: {cost}."
 
 
 def _price(time_ratio: float) -> str:

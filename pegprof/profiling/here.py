@@ -52,7 +52,7 @@ def this_process() -> Target:
     """The device that JAX uses in this process. Starts its backend."""
     import jax
 
-    return Target(name=jax.default_backend(), environment={})
+    return Target(name=jax.default_backend(), backend=jax.default_backend(), environment={}, runs=True)
 
 
 class _Teller(Reporter):

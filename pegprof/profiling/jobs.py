@@ -1,6 +1,8 @@
 """What children do with a model without running it: describe it, compile it. Abstract values only."""
 
+import dataclasses
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -8,16 +10,20 @@ import jax.numpy as jnp
 import jaxlib
 
 from pegprof.checking import check_problem
-from pegprof.engine.flops import count_flops
 from pegprof.engine.kept import trace_kept
+from pegprof.engine.plan import Plan
 from pegprof.engine.statistics import resolve as resolve_stats
 from pegprof.errors import PegprofError
 from pegprof.problem import Problem, load_problem
 from pegprof.profiling import agreement, methods, records, verdict
 from pegprof.profiling.child import Reporter
+from pegprof.profiling.elsewhere import Place
+from pegprof.profiling.elsewhere import memory_bytes as memory_bytes
 from pegprof.profiling.environment import find_environment
 
 Request = dict[str, Any]
+
+ROOMY = 0.8  # of a device's memory: less than that, and nothing is recomputed to save some
 
 
 def load(request: Request) -> Problem:
@@ -29,8 +35,9 @@ def method_options(request: Request) -> methods.Options:
     return methods.Options(
         stats=resolve_stats(request["stats"]),
         microbatch_size=request["microbatch_size"],
-        backend=jax.default_backend(),
+        backend=request.get("backend") or jax.default_backend(),
         memory_budget=request.get("capacity_bytes"),
+        surgery_size=request.get("surgery_size"),
     )
 
 
@@ -83,17 +90,36 @@ def _measure_rate(size: int = 1024, times: int = 3) -> float:
 
 
 def compile_method(request: Request, reporter: Reporter) -> None:
-    """One method at one batch size: XLA's bytes, the time it took to get them, flops."""
-    problem, options = load(request), method_options(request)
-    method = methods.METHODS[request["method"]]
-    reporter.update(**records.encode(method.about(problem, options, request["batch"])))
-    start_s = time.perf_counter()
-    traced = jax.jit(method.make(problem, options)).trace(
-        problem.abstract_params(), problem.abstract_batch(request["batch"])
-    )
-    compiled = traced.lower().compile()
-    compile_s = time.perf_counter() - start_s
-    reporter.update(compile_s=compile_s, flops=count_flops(traced.jaxpr), **memory_bytes(compiled))
+    """One method at one batch size, for the device that is here or another: flops, XLA's bytes, the time it took."""
+    problem, options, place = load(request), method_options(request), Place(request.get("device"))
+    method, batch = methods.METHODS[request["method"]], request["batch"]
+    while True:
+        about = method.about(problem, options, batch)
+        reporter.update(**records.encode(about))
+        fn, arguments = method.make(problem, options), (problem.abstract_params(), problem.abstract_batch(batch))
+        answer = place.compile(fn, *arguments, use_cache=request["cache"])
+        if place.device is None or fits(answer, request["capacity_bytes"]):
+            break
+        smaller = _plan_smaller(problem, options, batch, about.plan)
+        if smaller is None:
+            break
+        options = smaller
+        reporter.update(progress=f"{method.name} does not fit {about.microbatch_size} at a time, trying fewer")
+    reporter.update(**answer)
+
+
+def fits(answer: Mapping[str, Any], capacity_bytes: int | None) -> bool:
+    """Whether a program that was compiled, or refused, fits into so much memory."""
+    return not answer.get("refused") and (capacity_bytes is None or answer["peak_bytes"] <= capacity_bytes)
+
+
+def _plan_smaller(problem: Problem, options: methods.Options, batch: int, plan: Plan | None) -> methods.Options | None:
+    """A budget with which surgery's planner takes fewer examples at a time, if it can: it foresaw too little."""
+    if plan is None or options.surgery_size is not None:
+        return None
+    foreseen = next(pace.bytes for pace in plan.paces if pace.microbatch_size == plan.microbatch_size)
+    smaller = dataclasses.replace(options, memory_budget=int(foreseen) - 1)
+    return smaller if methods.plan_surgery(problem, smaller, batch).microbatch_size < plan.microbatch_size else None
 
 
 def plan_model(request: Request, reporter: Reporter) -> None:
@@ -133,27 +159,34 @@ def list_devices(request: Request, reporter: Reporter) -> None:
 
 
 def measure_activations(request: Request, reporter: Reporter) -> None:
-    """The bytes that one more example adds to the temporaries of the plain gradient."""
-    problem = load(request)
-    grad, params = jax.jit(jax.grad(problem.loss)), problem.abstract_params()
-    temp_bytes = [
-        memory_bytes(grad.lower(params, problem.abstract_batch(batch)).compile())["temp_bytes"]
-        for batch in verdict.SLOPE_BATCHES
-    ]
+    """The temporaries of the plain gradient at two batch sizes: one more example adds its activations."""
+    problem, place = load(request), Place(request.get("device"))
+    params = problem.abstract_params()
+
+    def compile_at(batch: int) -> dict[str, Any]:
+        return place.compile(jax.grad(problem.loss), params, problem.abstract_batch(batch), use_cache=request["cache"])
+
+    if place.device is None:
+        temp_bytes = {batch: compile_at(batch)["temp_bytes"] for batch in verdict.SLOPE_BATCHES}
+    else:
+        temp_bytes = _find_slope(compile_at, place.device.memory_bytes)
     kept = trace_kept(problem.loss, params, problem.abstract_batch(verdict.TRACED_BATCH))
     reporter.update(temp_bytes=temp_bytes, traced_bytes_per_example=kept.bytes_per_example)
 
 
-def memory_bytes(compiled: Any) -> dict[str, int]:
-    """XLA's buffer assignment. The peak is the sum of the parts: XLA's own figure leaves temporaries out on CPU."""
-    analysis = compiled.memory_analysis()
-    sizes = {
-        "argument_bytes": analysis.argument_size_in_bytes,
-        "output_bytes": analysis.output_size_in_bytes,
-        "temp_bytes": analysis.temp_size_in_bytes,
-        "alias_bytes": analysis.alias_size_in_bytes,  # results that are written over arguments: not counted twice
-    }
-    return {**sizes, "peak_bytes": sum(sizes.values()) - 2 * sizes["alias_bytes"]}
+def _find_slope(compile_at: Callable[[int], dict[str, Any]], memory_bytes: int) -> dict[int, int]:
+    """Two batch sizes, each twice the other, as near the usual ones as a device has room for.
+
+    Where memory is short, a TPU's compiler recomputes what it would keep elsewhere, and the slope says nothing.
+    """
+    batch = verdict.SLOPE_BATCHES[0]
+    while (answer := compile_at(batch)).get("refused") and batch > 1:
+        batch //= 2
+    other = 2 * batch if not answer.get("refused") and 2 * answer["peak_bytes"] < ROOMY * memory_bytes else batch // 2
+    answers = {batch: answer, other: compile_at(other)} if other else {}
+    if not answers or any(each.get("refused") for each in answers.values()):
+        raise PegprofError(f"not even a batch of {batch} fits")
+    return {b: answers[b]["temp_bytes"] for b in sorted(answers)}
 
 
 def tree_bytes(tree: Any) -> int:

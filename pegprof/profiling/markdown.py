@@ -21,13 +21,12 @@ from pegprof.profiling.units import format_bytes, format_seconds
 
 
 def render_markdown(result: Result) -> str:
-    """A section for each batch, the verdict, and what it was measured with, folded."""
+    """A section for each batch and target, the verdict, and what it was measured with, folded."""
     return "\n".join(_lines(result)).rstrip("\n") + "\n"
 
 
 def _lines(result: Result) -> Iterator[str]:
-    for batch in result.batches:
-        rows = result.rows_of(batch)
+    for rows in result.groups:
         yield from (f"### pegprof: {escape(headline(rows[0]))}", "", escape(place(rows[0])), "")
         yield from table(columns_of(rows), rows)
         yield from ("", *(f"- {escape(remark)}" for remark in remarks(rows)), "")

@@ -1,6 +1,7 @@
 """Settings in, Result out: what each method needs and how long it takes, each measured in fresh processes.
 
-    describe the model ──> compile each method ──> verdict ──> what fits ──> run what fits, at one common batch
+    describe the model ──> for each target: compile each method ──> verdict
+                       ──> on the device that is here: what fits ──> run what fits, at one common batch
 
 The parent never imports the model and never starts a JAX backend. A child that crashes costs its own row only.
 ``save`` is called with the Result so far whenever there is something new, so that nothing measured is ever lost.
@@ -8,9 +9,10 @@ The parent never imports the model and never starts a JAX backend. A child that 
 
 import dataclasses
 import datetime
+import itertools
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pegprof
@@ -18,21 +20,23 @@ from pegprof.engine.plan import Plan
 from pegprof.errors import ExitCode, PegprofError
 from pegprof.problem import Problem
 from pegprof.profiling import budget, here, records, targets
+from pegprof.profiling.asking import Asker, Compiled, find_host
 from pegprof.profiling.crew import Crew
 from pegprof.profiling.environment import Environment
 from pegprof.profiling.layers import Layer, find_layers
-from pegprof.profiling.process import Child, ChildFailure, Worker
+from pegprof.profiling.process import ChildFailure
 from pegprof.profiling.progress import Talk
 from pegprof.profiling.race import Peak, Terms, Timed
 from pegprof.profiling.result import Result, Row, Settings, Status
+from pegprof.profiling.targets import Target, choose_targets, cpu_target
 from pegprof.profiling.timing import Timing, last_lines
 from pegprof.profiling.units import format_bytes, format_seconds
 from pegprof.profiling.verdict import Verdict, slope
 
-COMPILE_LIMIT_S = 600.0
 UNSTEADY = 0.1  # an interquartile range above this share of the median is worth a remark
 
 Save = Callable[[Result], None]
+Key = tuple[int, str, str]  # batch, method, target
 
 
 def _ignore(result: Result) -> None:
@@ -60,24 +64,6 @@ class Facts:
     flops_per_s: float | None  # that the device can do
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Compiled:
-    """One method compiled at one batch, or why it could not be."""
-
-    failure: str | None = None
-    note: str = ""
-    microbatch_size: int | None = None
-    materialised_parameters: int | None = None
-    plan: dict[str, Any] | None = None  # surgery's, as JSON
-    compile_s: float | None = None
-    flops: int | None = None
-    peak_bytes: int | None = None
-    argument_bytes: int | None = None
-    output_bytes: int | None = None
-    temp_bytes: int | None = None
-    alias_bytes: int | None = None
-
-
 def measure(
     settings: Settings,
     *,
@@ -86,6 +72,7 @@ def measure(
     preview: Save = _ignore,
     debug: bool = False,
     problem: Problem | None = None,
+    chosen: Sequence[Target] = (),
 ) -> Result:
     """Measures everything that was asked for.
 
@@ -96,22 +83,47 @@ def measure(
       preview: is given the result once, when the memory is known and the timing, which takes longest, is to begin.
       debug: talk also passes on what children print.
       problem: a model that only this process knows. Everything then happens here, and the rows say so.
+      chosen: the targets that the settings name, where the caller has found them already.
     """
-    return Session(settings, talk=talk, save=save, preview=preview, debug=debug, problem=problem).run()
+    targets = tuple(chosen) or find_targets(settings, talk=talk, problem=problem)
+    return Session(settings, targets, talk=talk, save=save, preview=preview, debug=debug, problem=problem).run()
+
+
+def find_targets(settings: Settings, *, talk: Talk, problem: Problem | None = None) -> tuple[Target, ...]:
+    """The targets that the settings name, in their order.
+
+    Raises:
+      PegprofError: one is not known, or the compiler for it is missing.
+    """
+    if problem is None:
+        return choose_targets(settings.targets, find_host(talk))
+    if settings.targets:
+        hint = "put it into a file, and name it as file.py:name"
+        raise PegprofError("a Problem of this process can be compiled for no other device", hint=hint)
+    return (here.this_process(),)
 
 
 class Session:
     """One measurement; the state is what has been found so far."""
 
     def __init__(
-        self, settings: Settings, *, talk: Talk, save: Save, preview: Save, debug: bool, problem: Problem | None
+        self,
+        settings: Settings,
+        targets: Sequence[Target],
+        *,
+        talk: Talk,
+        save: Save,
+        preview: Save,
+        debug: bool,
+        problem: Problem | None,
     ):
-        self.settings, self.talk, self.debug, self.problem = settings, talk, debug, problem
+        self.settings, self.targets, self.talk, self.debug, self.problem = settings, targets, talk, debug, problem
         self.save, self.preview = save, preview
-        self.target = here.this_process() if problem else targets.host_target()
-        self.compiled: dict[tuple[int, str], Compiled] = {}
+        self.asker = Asker(settings=settings, talk=talk, debug=debug, problem=problem)
+        self.host = next((target for target in targets if target.runs), None)
+        self.compiled: dict[Key, Compiled] = {}
         self.timed: dict[tuple[int, str], Timed] = {}
-        self.verdict: Verdict | None = None
+        self.verdicts: dict[str, Verdict] = {}
         self.complete = False
         self.start_s = time.monotonic()
         self.timestamp = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -121,113 +133,102 @@ class Session:
             self._run_stages()
         except KeyboardInterrupt:
             if self.compiled:
-                self.save(self._result())
+                self.save(self.result())
             raise
         self.complete = True
-        self.save(self._result())
-        return self._result()
+        self.save(self.result())
+        return self.result()
 
     def _run_stages(self) -> None:
-        self.facts = self._describe()
-        self.capacity_bytes = self._find_capacity()
-        for batch in self.settings.batches:
-            for method in self.settings.methods:
-                self.compiled[batch, method] = self._compile(batch, method)
-                self._say_need(batch, method)
-                self.save(self._result())
-        self.verdict = self._find_verdict()
-        self.save(self._result())
-        if self.settings.time:
-            self.preview(self._result())
+        self.describe()
+        total = len(self.targets) * len(self.settings.batches) * len(self.settings.methods)
+        for target in self.targets:
+            for batch, method in itertools.product(self.settings.batches, self.settings.methods):
+                self.compile(batch, method, target, count=f" ({len(self.compiled) + 1} of {total})")
+                self.save(self.result())
+            if verdict := self._find_verdict(target):
+                self.verdicts[target.name] = verdict
+                self.save(self.result())
+        if self.settings.time and self.host:
+            self.preview(self.result())
             for batch in self.settings.batches:
-                self._time(batch)
+                self._time(batch, self.host)
 
-    def _start(self, *files: int) -> Worker:
-        """Somebody who does jobs, and has some open files too."""
-        if self.problem:
-            return here.Here(self.problem, talk=self.talk)
-        return Child(self.target.environment, talk=self.talk, files=files, debug=self.debug)
-
-    def _run(self, job: str, **fields: Any) -> dict[str, Any]:
-        """One job, in a process of its own."""
-        worker = self._start()
-        try:
-            worker.send(job, {**dataclasses.asdict(self.settings), **fields})
-            return worker.receive(limit_s=COMPILE_LIMIT_S, watch=targets.short_of_memory)
-        finally:
-            worker.close()
-
-    def _describe(self) -> Facts:
+    def describe(self) -> None:
+        """Finds out about the model, and what memory there is."""
         self.talk.doing(f"loading {self.settings.model}")
+        measure_rate = self.settings.time and self.host is not None
         try:
-            return Facts(**self._run("describe", measure_rate=self.settings.time))
+            answer = self.asker.ask("describe", self.host or cpu_target(), measure_rate=measure_rate)
         except ChildFailure as failure:
             what = f"the model {self.settings.model} could not be loaded: {failure.reason}"
             raise PegprofError(what, hint=last_lines(failure.output), exit_code=ExitCode.UNMEASURED) from failure
+        self.facts = Facts(**answer)
+        self.capacity_bytes = {target.name: self._find_capacity(target) for target in self.targets}
 
-    def _find_capacity(self) -> int | None:
-        free = targets.free_host_bytes() if self.target.name == "cpu" else self.facts.device_bytes
-        bounds = [bound for bound in (free, self.settings.memory_limit_bytes) if bound is not None]
+    def _find_capacity(self, target: Target) -> int | None:
+        if target.device:
+            there: int | None = target.device.memory_bytes
+        else:
+            there = targets.free_host_bytes() if target.is_host else self.facts.device_bytes
+        bounds = [bound for bound in (there, self.settings.memory_limit_bytes) if bound is not None]
         return min(bounds, default=None)
 
-    def _compile(self, batch: int, method: str) -> Compiled:
-        count = f"{len(self.compiled) + 1} of {len(self.settings.batches) * len(self.settings.methods)}"
-        self.talk.doing(f"compiling {method} at batch {batch} ({count})", kind="compile")
+    def compile(self, batch: int, method: str, target: Target, *, count: str = "", **fields: Any) -> Compiled:
+        """Compiles one method, and keeps what comes of it; ``fields`` are those of ``Asker.compile``."""
+        where = f" for {target.name}" if target.device else ""
+        self.talk.doing(f"compiling {method} at batch {batch}{where}{count}", kind=f"compile {target.name}")
+        capacity_bytes = self.capacity_bytes[target.name]
+        compiled, printed = self.asker.compile(target, batch, method, capacity_bytes=capacity_bytes, **fields)
+        self.compiled[batch, method, target.name] = compiled
+        if printed and not self.debug:
+            self.talk(f"{method} said:\n{last_lines(printed)}")
+        self.talk(f"{method} at batch {batch}{where} {_outcome(compiled)}")
+        return compiled
+
+    def _find_verdict(self, target: Target) -> Verdict | None:
+        where = f" for {target.name}" if target.device else ""
+        self.talk.doing(f"compiling grad at two batch sizes{where}, for what one example's activations take")
         try:
-            return Compiled(**self._run("compile", batch=batch, method=method, capacity_bytes=self.capacity_bytes))
-        except ChildFailure as failure:
-            self._say_failure(method, failure)
-            return Compiled(**{**failure.answer, "failure": failure.reason})
-        except PegprofError as error:
-            return Compiled(failure=error.what)
-
-    def _say_need(self, batch: int, method: str) -> None:
-        compiled = self.compiled[batch, method]
-        if compiled.failure:
-            self.talk(f"{method} at batch {batch} failed: {compiled.failure}")
-        else:
-            need, took = format_bytes(compiled.peak_bytes), format_seconds(compiled.compile_s)
-            self.talk(f"{method} at batch {batch} needs {need} (compiled in {took})")
-
-    def _say_failure(self, who: str, failure: ChildFailure) -> None:
-        if failure.output and not self.debug:
-            self.talk(f"{who} said:\n{last_lines(failure.output)}")
-
-    def _find_verdict(self) -> Verdict | None:
-        self.talk.doing("compiling grad at two batch sizes, for what one example's activations take")
-        try:
-            answer = self._run("activations")
+            answer = self.asker.ask("activations", target)
         except (ChildFailure, PegprofError) as failure:
-            self.talk(f"no verdict: {failure}")
+            self.talk(f"no verdict{where}: {failure}")
             return None
-        first, second = answer["temp_bytes"]
+        (first, first_bytes), (second, second_bytes) = sorted(
+            (int(b), size) for b, size in answer["temp_bytes"].items()
+        )
         return Verdict(
-            target=self.target.name,
-            activation_bytes_per_example=slope((first, second)),
+            target=target.name,
+            activation_bytes_per_example=slope((first_bytes, second_bytes), (first, second)),
             parameter_bytes=self.facts.parameter_bytes,
             traced_bytes_per_example=answer["traced_bytes_per_example"],
-            layers=self._find_layers(),
+            layers=self._find_layers(target),
         )
 
-    def _find_layers(self) -> tuple[Layer, ...]:
+    def _find_layers(self, target: Target) -> tuple[Layer, ...]:
         """From surgery's plan, whichever batch it is for, or from one made for the purpose."""
-        plan = next(iter(self._plans().values()), None)
+        plan = next(iter(self._plans(target).values()), None)
         if plan:
             return find_layers(plan)
+        capacity_bytes = self.capacity_bytes[target.name]
         try:
-            answer = self._run("plan", batch=self.settings.batches[0], capacity_bytes=self.capacity_bytes)
+            answer = self.asker.ask("plan", target, batch=self.settings.batches[0], capacity_bytes=capacity_bytes)
         except (ChildFailure, PegprofError) as failure:
             self.talk(f"no layers: {failure}")
             return ()
         return find_layers(records.decode(Plan, answer["plan"]))
 
-    def _plans(self) -> dict[int, Plan]:
-        found = {batch: compiled.plan for (batch, _), compiled in self.compiled.items() if compiled.plan}
+    def _plans(self, target: Target) -> dict[int, Plan]:
+        found = {
+            batch: compiled.plan
+            for (batch, _, name), compiled in self.compiled.items()
+            if compiled.plan and name == target.name
+        }
         return {batch: records.decode(Plan, plan) for batch, plan in found.items()}
 
-    def _time(self, batch: int) -> None:
+    def _time(self, batch: int, host: Target) -> None:
         """Runs all methods that could be compiled."""
-        compiled = {m: c for m in self.settings.methods if not (c := self.compiled[batch, m]).failure}
+        compiled = {m: c for m in self.settings.methods if not (c := self.compiled[batch, m, host.name]).failure}
         if not compiled:
             return
         rate = self.facts.flops_per_s
@@ -235,13 +236,13 @@ class Session:
         left_s = self.start_s + self.settings.time_limit_s - time.monotonic()
         crew = Crew(
             compiled,
-            request={**dataclasses.asdict(self.settings), "capacity_bytes": self.capacity_bytes},
+            request={**dataclasses.asdict(self.settings), "capacity_bytes": self.capacity_bytes[host.name]},
             full_batch=batch,
             argument_bytes=max(c.argument_bytes or 0 for c in compiled.values()),
-            start=self._start,
+            start=lambda *files: self.asker.start(host, *files),
             deadline_s=time.monotonic() + left_s / batches_to_come,
-            capacity_bytes=self.capacity_bytes,
-            on_host=self.target.is_host,
+            capacity_bytes=self.capacity_bytes[host.name],
+            on_host=host.is_host,
             one_process=self.problem is not None,
         )
         terms = Terms(
@@ -264,31 +265,38 @@ class Session:
 
     def _keep(self, batch: int, timing: Timing) -> None:
         self.timed |= {(batch, method): timed for method, timed in timing.timed().items()}
-        self.save(self._result())
+        self.save(self.result())
 
-    def _result(self) -> Result:
+    def result(self) -> Result:
+        first, *others = self.targets
         return Result(
             settings=self.settings,
-            rows=tuple(self._row(batch, method) for batch, method in self.compiled),
-            verdict=self.verdict,
-            samples_s={key: self.timed[key].samples_s for key in self.compiled if self._is_timed(key)},
-            plans=self._plans(),
+            rows=tuple(self._row(batch, method, target) for batch, method, target in self._keys()),
+            verdict=self.verdicts.get(first.name),
+            samples_s={key: timed.samples_s for key, timed in self.timed.items() if timed.samples_s},
+            plans=self._plans(first),
             environment=records.decode(Environment, self.facts.environment),
             options=self.facts.model_options,
             complete=self.complete,
+            other_verdicts=tuple(self.verdicts[target.name] for target in others if target.name in self.verdicts),
+            other_plans={target.name: plans for target in others if (plans := self._plans(target))},
         )
 
-    def _is_timed(self, key: tuple[int, str]) -> bool:
-        return key in self.timed and bool(self.timed[key].samples_s)
+    def _keys(self) -> list[tuple[int, str, Target]]:
+        """What is compiled so far, batch by batch, and for each the targets in the order in which they were named."""
+        batches = dict.fromkeys(batch for batch, _, _ in self.compiled)
+        everything = itertools.product(batches, self.targets, self.settings.methods)
+        return [(batch, m, target) for batch, target, m in everything if (batch, m, target.name) in self.compiled]
 
-    def _row(self, batch: int, method: str) -> Row:
-        compiled, timed = self.compiled[batch, method], self.timed.get((batch, method), Timed())
-        grad_compiled, grad_timed = (
-            self.compiled.get((batch, "grad"), Compiled()),
-            self.timed.get((batch, "grad"), Timed()),
+    def _row(self, batch: int, method: str, target: Target) -> Row:
+        compiled = self.compiled[batch, method, target.name]
+        grad_compiled = self.compiled.get((batch, "grad", target.name), Compiled())
+        timed, grad_timed = (
+            self.timed.get((batch, name), Timed()) if target is self.host else Timed() for name in (method, "grad")
         )
-        status, reason = self._judge(batch, compiled, timed)
-        verdict = self.verdict
+        capacity_bytes = self._capacity_of(compiled, target)
+        status, reason = self._judge(batch, target, compiled, timed)
+        verdict = self.verdicts.get(target.name)
         return Row(
             model=self.facts.model,
             parameters=self.facts.parameters,
@@ -298,8 +306,8 @@ class Session:
             stats=",".join(self.settings.stats),
             method=method,
             microbatch_size=compiled.microbatch_size,
-            target=self.target.name,
-            device=targets.cpu_name() if self.target.name == "cpu" else self.facts.device,
+            target=target.name,
+            device=self._name_device(target),
             evidence="measured" if timed.samples_s else "compiled",
             status=status,
             reason=reason,
@@ -315,8 +323,8 @@ class Session:
             temp_bytes=compiled.temp_bytes,
             alias_bytes=compiled.alias_bytes,
             host_peak_bytes=timed.peak.host_bytes if timed.peak else None,
-            peak_ratio=_ratio(compiled.peak_bytes, grad_compiled.peak_bytes),
-            capacity_bytes=self.capacity_bytes,
+            peak_ratio=_ratio(compiled.assigned_bytes, grad_compiled.assigned_bytes),
+            capacity_bytes=capacity_bytes,
             flops=compiled.flops,
             activation_bytes_per_example=verdict.activation_bytes_per_example if verdict else None,
             parameter_bytes=self.facts.parameter_bytes,
@@ -334,20 +342,32 @@ class Session:
             measured_batch_peak_bytes=timed.peak.xla_bytes if timed.peak else None,
         )
 
-    def _judge(self, batch: int, compiled: Compiled, timed: Timed) -> tuple[Status, str]:
+    def _capacity_of(self, compiled: Compiled, target: Target) -> int | None:
+        """What there is: a compiler that refuses knows best."""
+        bounds = (self.capacity_bytes[target.name], compiled.available_bytes)
+        return min((bound for bound in bounds if bound is not None), default=None)
+
+    def _name_device(self, target: Target) -> str:
+        if target.device:
+            return target.device.title
+        return targets.cpu_name() if target.is_host else self.facts.device
+
+    def _judge(self, batch: int, target: Target, compiled: Compiled, timed: Timed) -> tuple[Status, str]:
         """A row's status, and all that there is to say about it."""
         remarks = [compiled.note, "in this process" if self.problem else ""]
+        if compiled.from_cache:
+            remarks.append("from the cache, as compiled before")
         ended = timed.samples_s or timed.failure or timed.refused or timed.skipped or compiled.failure
-        if self.settings.time and not (self.complete or ended):
+        if target is self.host and self.settings.time and not (self.complete or ended):
             remarks.append("not timed yet")
         if timed.batch not in (None, batch):
             remarks.append(f"timed at batch {timed.batch}")
         remarks += [*timed.remarks, self._remark_on_spread(timed), _remark_on_peak(timed.peak)]
         if failure := compiled.failure or timed.failure:
             return "failed", _join(failure, *remarks)
-        need, capacity = compiled.peak_bytes, self.capacity_bytes
-        if need is not None and capacity is not None and need > capacity:
-            too_much = f"needs {format_bytes(need)}, {format_bytes(capacity)} available"
+        capacity_bytes = self._capacity_of(compiled, target)
+        if not compiled.fits(capacity_bytes):
+            too_much = f"needs {format_bytes(compiled.peak_bytes)}, {format_bytes(capacity_bytes)} available"
             return "refused", _join(too_much, *remarks, timed.refused or timed.skipped or "")
         if timed.refused:
             return "refused", _join(timed.refused, *remarks)
@@ -376,6 +396,13 @@ def _remark_on_peak(peak: Peak | None) -> str:
         f"measured peak {measured} at batch {peak.batch}, {abs(apart):.0%} {'above' if apart > 0 else 'below'} "
         f"XLA's {planned}"
     )
+
+
+def _outcome(compiled: Compiled) -> str:
+    if compiled.failure:
+        return f"failed: {compiled.failure}"
+    how = "from the cache" if compiled.from_cache else f"compiled in {format_seconds(compiled.compile_s)}"
+    return f"needs {format_bytes(compiled.peak_bytes)} ({how})"
 
 
 def _ratio(value: float | None, unit: float | None) -> float | None:

@@ -32,6 +32,7 @@ class Options:
     microbatch_size: int
     backend: str
     memory_budget: int | None = None  # what surgery's planner stays within, by running fewer examples at a time
+    surgery_size: int | None = None  # how many those are, where it is not the planner's choice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,6 +118,7 @@ def _make_surgery(problem: Problem, options: Options) -> StatsFn:
         keep_batch_dim=problem.keep_batch_dim,
         backend=options.backend,
         memory_budget=options.memory_budget,
+        microbatch_size=options.surgery_size,
     )
 
 
@@ -139,6 +141,7 @@ def plan_surgery(problem: Problem, options: Options, B: int) -> Plan:
         keep_batch_dim=problem.keep_batch_dim,
         backend=options.backend,
         memory_budget=options.memory_budget,
+        microbatch_size=options.surgery_size,
     )
 
 

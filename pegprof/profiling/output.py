@@ -5,7 +5,7 @@ import dataclasses
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pegprof.errors import PegprofError
@@ -76,13 +76,13 @@ def choose_exports(asked: Mapping[str, str | None], *, no_csv: bool, default_csv
     return Exports(files=files, stdout=to_stdout[0] if to_stdout else None)
 
 
-def default_csv_path(settings: Settings, target: str) -> Path:
+def default_csv_path(settings: Settings, targets: Sequence[str]) -> Path:
     """
-    >>> str(default_csv_path(Settings(model="my/file.py:net", batches=(8, 16)), "cpu"))
-    'reports/my-file.py-net-b8-16-cpu.csv'
+    >>> str(default_csv_path(Settings(model="my/file.py:net", batches=(8, 16)), ["cpu", "h100"]))
+    'reports/my-file.py-net-b8-16-cpu-h100.csv'
     """
     model = re.sub(r"[^\w.-]+", "-", settings.model).strip("-.")
-    return Path("reports", f"{model}-b{'-'.join(map(str, settings.batches))}-{target}.csv")
+    return Path("reports", f"{model}-b{'-'.join(map(str, settings.batches))}-{'-'.join(targets)}.csv")
 
 
 def write(path: Path, text: str, name: str) -> None:

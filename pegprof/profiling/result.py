@@ -1,8 +1,9 @@
 """Result: the one record that every report reads. It knows nothing of how it was measured or how it is shown."""
 
 import dataclasses
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pegprof.engine.plan import Plan
@@ -33,6 +34,7 @@ class Settings:
       model: a zoo name, ``package.module:name`` or ``file.py:name``.
       options: the model's options by name, as ``load_problem`` takes them.
       batches: the batch sizes to measure.
+      targets: which devices to compile for; none means the one of this machine, the only one that anything is run on.
       methods: which methods, in the order of the report.
       stats: which statistics, by name.
       microbatch_size: how many examples the method ``microbatch`` takes at a time.
@@ -44,6 +46,7 @@ class Settings:
       memory_limit_bytes: refuse what needs more; None takes what is free.
       check: whether to compare the methods' statistics before they are timed, and to check that examples do not
         interact.
+      cache: whether to take what a compiler for a device that is not here once answered, where it would be the same.
       seed: of the parameters and the data.
     """
 
@@ -60,6 +63,8 @@ class Settings:
     memory_limit_bytes: int | None = None
     check: bool = True
     seed: int = 0
+    targets: tuple[str, ...] = ()
+    cache: bool = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,7 +72,8 @@ class Row:
     """One method at one batch size on one target. Its fields are the columns of the CSV, in order; None is unknown.
 
     ``peak_bytes`` is what XLA assigns for arguments, results and temporaries; ``time_s`` is the median of ``runs`` runs
-    at ``time_batch`` examples; ratios are to ``grad`` of the same batch; ``compile_s`` includes tracing and lowering.
+    at ``time_batch`` examples; ratios are to ``grad`` of the same batch and target; ``compile_s`` includes tracing and
+    lowering. Of a row that a compiler refused, ``peak_bytes`` is what it said it would need, and there are no ratios.
     ``host_peak_bytes`` and ``device_peak_bytes`` are measured at ``measured_batch`` examples, arguments included; XLA's
     figure for that same program is ``measured_batch_peak_bytes``.
     """
@@ -122,13 +128,15 @@ class Result:
 
     Args:
       settings: what was asked for.
-      rows: one for each batch and method.
-      verdict: activations against parameters; None where they could not be compiled.
+      rows: one for each batch, method and target.
+      verdict: activations against parameters on the first target; None where they could not be compiled.
       samples_s: every single time measured, by (batch, method).
-      plans: what surgery does, by batch.
+      plans: what surgery does, by batch, on the first target.
       environment: versions, device and settings of JAX: what makes two results comparable.
       options: the model's options in effect, the defaults too.
       complete: False while there is still something to measure, so that the file of a run that was stopped says so.
+      other_verdicts: those on the other targets.
+      other_plans: what surgery does there, by target and batch.
     """
 
     settings: Settings
@@ -139,6 +147,8 @@ class Result:
     environment: Environment | None = None
     options: Mapping[str, object] = dataclasses.field(default_factory=dict)
     complete: bool = True
+    other_verdicts: tuple[Verdict, ...] = ()
+    other_plans: Mapping[str, Mapping[int, Plan]] = dataclasses.field(default_factory=dict)
 
     @property
     def exit_code(self) -> ExitCode:
@@ -157,8 +167,22 @@ class Result:
     def batches(self) -> tuple[int, ...]:
         return tuple(dict.fromkeys(row.batch for row in self.rows))
 
-    def rows_of(self, batch: int) -> list[Row]:
-        return [row for row in self.rows if row.batch == batch]
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(row.target for row in self.rows))
+
+    @property
+    def groups(self) -> list[list[Row]]:
+        """The rows that are compared with each other: those of one batch and target, batch by batch."""
+        groups = ([row for row in self.rows if (row.batch, row.target) == key] for key in self._keys())
+        return [group for group in groups if group]
+
+    def _keys(self) -> Iterator[tuple[int, str]]:
+        return itertools.product(self.batches, self.targets)
+
+    def verdict_on(self, target: str) -> Verdict | None:
+        """Activations against parameters on a target."""
+        return next((v for v in (self.verdict, *self.other_verdicts) if v and v.target == target), None)
 
     def to_frame(self) -> "pandas.DataFrame":
         """The rows as a table of pandas, the columns named and ordered as in the CSV."""

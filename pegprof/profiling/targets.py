@@ -1,4 +1,4 @@
-"""Targets: what a program is compiled for. Today that is the device of this machine.
+"""Targets: what a program is compiled for. The host, which is the device of this machine, can also run it.
 
 The parent process never starts a JAX backend, so the device is found by its files and its plug-in, and JAX_PLATFORMS
 is explicit in every child: a TPU library that is installed but has no TPU would look for one and warn.
@@ -9,9 +9,11 @@ import glob
 import importlib.util
 import os
 import platform
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from pegprof.errors import PegprofError
+from pegprof.errors import PegprofError, nearest
+from pegprof.profiling.devices import DEVICES, Device, name_of_kind, require_compiler
 from pegprof.profiling.units import format_bytes
 
 
@@ -46,17 +48,37 @@ ACCELERATORS = (
 )
 
 
+# A compilation cache would make compile_s a matter of luck; preallocation would hide what a GPU has free.
+ENVIRONMENT = {"JAX_ENABLE_COMPILATION_CACHE": "false", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
-    """Where programs are compiled and run."""
+    """Where programs are compiled for and, if it is the device that is here, run.
+
+    Args:
+      name: what ``--target`` takes.
+      backend: JAX's name for the kind of device, which the planner plans for.
+      environment: of every child.
+      runs: whether programs are run on it: the host alone.
+      device: what is not here, and only compiled for.
+    """
 
     name: str
-    environment: dict[str, str]  # of every child
+    backend: str
+    environment: Mapping[str, str]
+    runs: bool = False
+    device: Device | None = None
 
     @property
     def is_host(self) -> bool:
         """Whether programs take the memory of this machine, and any number of processes can have their part of it."""
         return self.name == CPU.target
+
+    @property
+    def request(self) -> dict[str, str | None]:
+        """What a child has to know of it."""
+        return {"device": self.device.name if self.device else None, "backend": self.backend}
 
 
 def host_target() -> Target:
@@ -71,13 +93,52 @@ def host_target() -> Target:
             raise PegprofError(f"JAX_PLATFORMS is {asked!r}, which pegprof does not know", hint=hint)
     else:
         chosen = next((p for p in ACCELERATORS if p.is_present()), CPU)
-    # A compilation cache would make compile_s a matter of luck; preallocation would hide what a GPU has free.
-    environment = {
-        "JAX_PLATFORMS": asked or chosen.jax_platforms,
-        "JAX_ENABLE_COMPILATION_CACHE": "false",
-        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-    }
-    return Target(name=chosen.target, environment=environment)
+    environment = {**ENVIRONMENT, "JAX_PLATFORMS": asked or chosen.jax_platforms}
+    return Target(name=chosen.target, backend=chosen.target, environment=environment, runs=True)
+
+
+def cpu_target() -> Target:
+    """The processor of this machine, whatever else it has: for what needs no particular device."""
+    return Target(name=CPU.target, backend=CPU.target, environment={**ENVIRONMENT, "JAX_PLATFORMS": "cpu"})
+
+
+def absent_target(device: Device) -> Target:
+    """A device that is only compiled for. Its children run nothing, and see no accelerator that is here."""
+    environment = {**ENVIRONMENT, **device.environment, "JAX_PLATFORMS": "cpu"}
+    return Target(name=device.name, backend=device.compiler.backend, environment=environment, device=device)
+
+
+def find_host(ask_kind: Callable[[Target], str | None]) -> Target:
+    """The host by the name that the table of devices has for it.
+
+    Args:
+      ask_kind: what JAX calls an accelerator that is here: only a child may ask it.
+    """
+    host = host_target()
+    if host.name == CPU.target:
+        return host
+    kind = ask_kind(host)
+    return dataclasses.replace(host, name=(kind and name_of_kind(kind)) or host.name)
+
+
+def choose_targets(names: Sequence[str], host: Target) -> tuple[Target, ...]:
+    """What ``--target`` names, the host where it names nothing.
+
+    Raises:
+      PegprofError: a name is unknown, or the compiler for it is not installed.
+    """
+    return tuple(_choose(name, host) for name in names) or (host,)
+
+
+def _choose(name: str, host: Target) -> Target:
+    if name in (host.name, host.backend):
+        return host
+    if name == CPU.target:
+        return cpu_target()
+    if name not in DEVICES:
+        raise PegprofError(f"unknown target {name!r}", hint=nearest(name, (CPU.target, *DEVICES)))
+    require_compiler(DEVICES[name])
+    return absent_target(DEVICES[name])
 
 
 def cpu_name() -> str:

@@ -1,4 +1,4 @@
-"""Result -> text for a person: a table for each batch, what there is to say about its rows, the verdict, the layers.
+"""Result -> text for a person: a table for each batch and target, remarks on its rows, the verdict, the layers.
 
 What a narrow table leaves out is in the CSV and in the JSON.
 """
@@ -24,8 +24,7 @@ _STATUS_STYLES = {"ok": "green", "refused": "yellow", "failed": "red", "skipped"
 def render_terminal(result: Result, *, width: int = WIDTH, color: bool = False) -> str:
     """All that a person wants to see of a result."""
     console = make_console(width, color)
-    for batch in result.batches:
-        rows = result.rows_of(batch)
+    for rows in result.groups:
         _print_headline(console, rows[0])
         print_table(console, columns_of(rows), rows)
         for line in remarks(rows):
@@ -46,8 +45,7 @@ def render_terminal(result: Result, *, width: int = WIDTH, color: bool = False) 
 def render_preview(result: Result, *, width: int = WIDTH, color: bool = False) -> str:
     """What is known before anything is timed: memory and what dominates."""
     console = make_console(width, color)
-    for batch in result.batches:
-        rows = result.rows_of(batch)
+    for rows in result.groups:
         console.print()
         _print_headline(console, rows[0])
         print_table(console, _MEMORY_COLUMNS, rows)

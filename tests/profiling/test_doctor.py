@@ -40,6 +40,7 @@ ok    psutil        7.0.0
 ok    pandas        2.2.3
 ok    device        cpu: Some Processor, 2 cores
 ok    memory        20.0 GiB of 24.0 GiB available; a run may take 18.0 GiB
+note  targets       no compiler for a device that is not here
 note  extra tpu     not installed, for a TPU, here or only compiled for; pip install -e '.[tpu]'
 note  extra gpu     not installed, for an NVIDIA GPU that is only compiled for; pip install -e
                     '.[gpu]'
@@ -88,6 +89,11 @@ def test_what_stands_in_the_way_is_a_problem_with_its_remedy(symptoms, line):
             "note  device        there is a GPU here, but JAX has no plug-in for it; pip install -e '.[cuda12]'",
         ),
         (dataclasses.replace(HEALTHY, memory=None), "note  memory        unknown without psutil"),
+        (dataclasses.replace(HEALTHY, targets=("tpu-v5e", "h100")), "ok    targets       compilers for tpu-v5e, h100"),
+        (
+            dataclasses.replace(HEALTHY, has_wheels=False),
+            "note  extra tpu     no wheels for this system, for a TPU, here or only compiled for",
+        ),
         (
             dataclasses.replace(HEALTHY, memory=dataclasses.replace(HEALTHY.memory, container=GIB)),
             "20.0 GiB of 24.0 GiB available, the container leaves 1.0 GiB; a run",

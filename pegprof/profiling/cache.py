@@ -1,0 +1,75 @@
+"""What compilers once answered, kept in the user's cache folder: a program's text and a device in, bytes out.
+
+An answer depends on the program, the device as it was described to the compiler, the versions of all that compiles and
+the flags: all of these are in the name of its file. A cache that cannot be read or written is as good as none.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from pegprof.profiling.devices import Device
+from pegprof.profiling.environment import version_of
+
+FORMAT = 1  # grows when the answers change their meaning
+FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+NUMBERS = {"peak_bytes", "argument_bytes", "output_bytes", "temp_bytes", "alias_bytes", "available_bytes"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+    """The place of one answer."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, program: str, device: Device) -> "Entry":
+        """The entry of a program, given as the text that goes into the compiler."""
+        key = {
+            "format": FORMAT,
+            "program": hashlib.sha256(program.encode()).hexdigest(),
+            "device": device.name,
+            "topology": dict(device.topology),
+            "versions": {"jax": version_of("jax"), "jaxlib": version_of("jaxlib"), **device.compiler.versions()},
+            "flags": {flag: os.environ.get(flag, "") for flag in FLAGS},
+        }
+        name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+        return cls(path=folder() / f"{name}.json")
+
+    def read(self) -> dict[str, Any] | None:
+        """The answer, if there is one that makes sense."""
+        try:
+            answer = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return answer if _makes_sense(answer) else None
+
+    def write(self, answer: dict[str, Any]) -> None:
+        """Keeps an answer, all of it or nothing."""
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, suffix=".draft", delete=False) as draft:
+                json.dump(answer, draft)
+            Path(draft.name).replace(self.path)
+
+
+def folder() -> Path:
+    """Where answers are kept: in XDG_CACHE_HOME, as the standard has it."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "pegprof", "compiled")
+
+
+def _makes_sense(answer: Any) -> bool:
+    """Files can be cut short, or be somebody else's."""
+    return (
+        isinstance(answer, dict)
+        and isinstance(answer.get("peak_bytes"), int)
+        and isinstance(answer.get("compile_s"), float)
+        and isinstance(answer.get("refused", False), bool)
+        and all(isinstance(value, int) for name, value in answer.items() if name in NUMBERS)
+        and answer.keys() <= NUMBERS | {"compile_s", "refused"}
+    )

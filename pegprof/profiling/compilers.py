@@ -1,0 +1,85 @@
+"""What compiles for accelerators that are not here: XLA's own compilers, from wheels. Nothing here imports jax."""
+
+import dataclasses
+import importlib.util
+import platform
+import sys
+from collections.abc import Mapping
+
+from pegprof.profiling.environment import version_of
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compiler:
+    """What compiles for devices of one kind.
+
+    Args:
+      backend: JAX's name for the kind, by which the planner knows it.
+      platform: as ``jax.experimental.topologies`` spells it.
+      extra: of pyproject.toml, that installs it.
+      modules: without which it does not work.
+      packages: whose versions its answers depend on.
+      environment: of a process that compiles.
+    """
+
+    backend: str
+    platform: str
+    extra: str
+    modules: tuple[str, ...]
+    packages: tuple[str, ...]
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_installed(self) -> bool:
+        return all(_can_import(module) for module in self.modules)
+
+    def versions(self) -> dict[str, str | None]:
+        return {package: version_of(package) for package in self.packages}
+
+
+TPU = Compiler(
+    backend="tpu",
+    platform="tpu",
+    extra="tpu",
+    modules=("libtpu",),
+    packages=("libtpu",),
+    environment={
+        "TPU_SKIP_MDS_QUERY": "1",  # else it asks the network for a machine that has a TPU
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else the second of two compiles at once ends at the lock of the first
+        "TPU_LOG_DIR": "disabled",  # else a folder in /tmp, which is another user's on a shared machine
+    },
+)
+CUDA = Compiler(
+    backend="gpu",
+    platform="cuda",
+    extra="gpu",
+    modules=("jax_plugins.xla_cuda12", "jax_cuda12_plugin", "nvidia.cuda_nvcc"),
+    packages=("jax-cuda12-plugin", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12"),
+)
+
+
+def why_not(compiler: Compiler) -> str | None:
+    """What keeps a compiler from being used on this machine, with what to do about it; None if nothing does."""
+    if compiler.is_installed:
+        return None
+    if not has_wheels():
+        return f"its wheels are for Linux on x86-64 only, not for {platform.system()} on {platform.machine()}"
+    return install_line(compiler.extra)
+
+
+def has_wheels() -> bool:
+    """Whether the extras ``tpu`` and ``gpu`` have anything to install here: as their markers in pyproject.toml."""
+    return sys.platform == "linux" and platform.machine() == "x86_64"
+
+
+def install_line(extra: str) -> str:
+    """In the clone, as the README installs pegprof."""
+    return f"pip install -e '.[{extra}]'"
+
+
+def _can_import(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even its package is there
+        return False

@@ -1,0 +1,249 @@
+"""The table of devices that a program can be compiled for while they are not here.
+
+XLA's own compilers run on a machine without any accelerator, and give the real buffer assignment. A new device is one
+entry of ``DEVICES``. Nothing here imports jax.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from pegprof.errors import ExitCode, PegprofError
+from pegprof.profiling.compilers import CUDA, TPU, Compiler, why_not
+
+GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Device:
+    """One entry of the table.
+
+    Args:
+      name: what ``--target`` takes.
+      title: what people call it.
+      kinds: what JAX calls it where it is present.
+      compiler: what compiles for it.
+      memory_bytes: what programs can have of it.
+      topology: the arguments of ``jax.experimental.topologies.get_topology_desc``.
+      environment: of a process that compiles for it.
+    """
+
+    name: str
+    title: str
+    kinds: tuple[str, ...]
+    compiler: Compiler
+    memory_bytes: int
+    topology: Mapping[str, Any]
+    environment: Mapping[str, str]
+
+
+def _tpu(
+    name: str, title: str, *, kinds: tuple[str, ...], usable_gib: float, topology: str, accelerator: str, **more: Any
+) -> Device:
+    """The smallest whole host of such chips, of which a program takes one.
+
+    ``usable_gib`` is what XLA says is available when it refuses a program that needs more: the published size without
+    what the system keeps.
+    """
+    return Device(
+        name=name,
+        title=title,
+        kinds=kinds,
+        compiler=TPU,
+        memory_bytes=int(usable_gib * GIB),
+        topology={"topology_name": topology, **more},
+        environment={**TPU.environment, "TPU_ACCELERATOR_TYPE": accelerator},
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """What XLA wants to know of a GPU: the figures that CUDA reports of it, in XLA's words.
+
+    For A100, H100, H200 and B200 they are those that XLA's own repository publishes, in
+    xla/backends/gpu/target_config/specs; for T4 and L4 those of NVIDIA's data sheets and CUDA's tables by compute
+    capability. ``device_memory_size`` is all of it: what a driver and a context take is not known here.
+    """
+
+    capability: tuple[int, int]
+    accelerated: bool = False  # code for this very generation, sm_90a for sm_90
+    core_count: int
+    fpus_per_core: int
+    threads_per_core_limit: int = 2048
+    clock_rate_ghz: float
+    memory_bandwidth: int  # bytes a second
+    device_memory_size: int
+    l2_cache_size: int
+    shared_memory_per_core: int
+    shared_memory_per_block_optin: int
+
+    def to_text_proto(self, title: str) -> str:
+        """A ``stream_executor.GpuTargetConfigProto``."""
+        figures = dataclasses.asdict(self)
+        (major, minor), accelerated = figures.pop("capability"), figures.pop("accelerated")
+        figures |= _COMMON_TO_GPUS
+        feature = "feature_extension: ACCELERATED_FEATURES" if accelerated else ""
+        return (
+            f"gpu_device_info {{ {' '.join(f'{field}: {value}' for field, value in figures.items())} "
+            f"cuda_compute_capability {{ major: {major} minor: {minor} {feature} }} }} "
+            f'platform_name: "CUDA" device_description_str: "{title}" '
+            "dnn_version_info { major: 9 minor: 10 patch: 0 } runtime_version { major: 12 minor: 9 patch: 0 }"
+        )
+
+
+_COMMON_TO_GPUS = {
+    "threads_per_block_limit": 1024,
+    "threads_per_warp": 32,
+    "shared_memory_per_block": 48 * 2**10,
+    "block_dim_limit_x": 2**31 - 1,
+    "block_dim_limit_y": 2**16 - 1,
+    "block_dim_limit_z": 2**16 - 1,
+    "registers_per_core_limit": 2**16,
+    "registers_per_block_limit": 2**16,
+}
+
+
+def _gpu(name: str, title: str, *, kinds: tuple[str, ...], gpu: Gpu) -> Device:
+    return Device(
+        name=name,
+        title=title,
+        kinds=kinds,
+        compiler=CUDA,
+        memory_bytes=gpu.device_memory_size,
+        topology={"topology_name": name, "target_config": gpu.to_text_proto(title), "topology": "1x1x1"},
+        environment=CUDA.environment,
+    )
+
+
+_A100 = Gpu(
+    capability=(8, 0),
+    core_count=108,
+    fpus_per_core=64,
+    clock_rate_ghz=1.41,
+    memory_bandwidth=1_555_200_000_000,
+    device_memory_size=42_331_013_120,
+    l2_cache_size=40 * 2**20,
+    shared_memory_per_core=164 * 2**10,
+    shared_memory_per_block_optin=163 * 2**10,
+)
+_H100 = Gpu(
+    capability=(9, 0),
+    accelerated=True,
+    core_count=132,
+    fpus_per_core=128,
+    clock_rate_ghz=1.98,
+    memory_bandwidth=3_352_320_000_000,
+    device_memory_size=84_942_979_072,
+    l2_cache_size=50 * 2**20,
+    shared_memory_per_core=228 * 2**10,
+    shared_memory_per_block_optin=227 * 2**10,
+)
+_H200 = dataclasses.replace(_H100, memory_bandwidth=4_800_000_000_000, device_memory_size=151_397_597_184)
+_B200 = dataclasses.replace(
+    _H100,
+    capability=(10, 0),
+    core_count=148,
+    clock_rate_ghz=1.965,
+    memory_bandwidth=7_672_320_000_000,
+    device_memory_size=191_514_411_008,
+    l2_cache_size=132_644_864,
+)
+_T4 = Gpu(
+    capability=(7, 5),
+    core_count=40,
+    fpus_per_core=64,
+    threads_per_core_limit=1024,
+    clock_rate_ghz=1.59,
+    memory_bandwidth=320_000_000_000,
+    device_memory_size=15_843_721_216,
+    l2_cache_size=4 * 2**20,
+    shared_memory_per_core=64 * 2**10,
+    shared_memory_per_block_optin=64 * 2**10,
+)
+_L4 = Gpu(
+    capability=(8, 9),
+    core_count=58,
+    fpus_per_core=128,
+    threads_per_core_limit=1536,
+    clock_rate_ghz=2.04,
+    memory_bandwidth=300_000_000_000,
+    device_memory_size=22 * GIB,  # of 24 GB, whose error correction takes its part
+    l2_cache_size=48 * 2**20,
+    shared_memory_per_core=100 * 2**10,
+    shared_memory_per_block_optin=99 * 2**10,
+)
+
+DEVICES: dict[str, Device] = {
+    device.name: device
+    for device in (
+        _tpu(
+            "tpu-v4",
+            "TPU v4",
+            kinds=("TPU v4",),
+            usable_gib=30.75,
+            topology="v4:2x2x1",
+            accelerator="v4-8",
+            chip_config_name="megacore",  # both cores of a chip as one, as JAX has them where they are present
+        ),
+        _tpu(
+            "tpu-v5e",
+            "TPU v5e",
+            kinds=("TPU v5 lite", "TPU v5e"),
+            usable_gib=15.75,
+            topology="v5e:2x2",
+            accelerator="v5litepod-4",
+        ),
+        _tpu(
+            "tpu-v5p",
+            "TPU v5p",
+            kinds=("TPU v5", "TPU v5p"),
+            usable_gib=95.74,
+            topology="v5p:2x2x1",
+            accelerator="v5p-8",
+        ),
+        _tpu(
+            "tpu-v6e",
+            "TPU v6e",
+            kinds=("TPU v6 lite", "TPU v6e"),
+            usable_gib=31.25,
+            topology="v6e:2x2",
+            accelerator="v6e-4",
+        ),
+        _tpu(
+            "tpu-7x",
+            "TPU 7x, half a chip",  # JAX has its two halves as two devices, each with half the memory
+            kinds=("TPU7x",),
+            usable_gib=94.75,
+            topology="tpu7x:2x2x1",
+            accelerator="tpu7x-8",
+        ),
+        _gpu("t4", "NVIDIA T4", kinds=("Tesla T4", "NVIDIA T4"), gpu=_T4),
+        _gpu("l4", "NVIDIA L4", kinds=("NVIDIA L4",), gpu=_L4),
+        _gpu("a100", "NVIDIA A100 40 GB", kinds=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), gpu=_A100),
+        _gpu(
+            "a100-80",
+            "NVIDIA A100 80 GB",
+            kinds=("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"),
+            gpu=dataclasses.replace(_A100, memory_bandwidth=2_039_040_000_000, device_memory_size=85_100_068_864),
+        ),
+        _gpu("h100", "NVIDIA H100 80 GB", kinds=("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe"), gpu=_H100),
+        _gpu("h200", "NVIDIA H200", kinds=("NVIDIA H200",), gpu=_H200),
+        _gpu("b200", "NVIDIA B200", kinds=("NVIDIA B200",), gpu=_B200),
+    )
+}
+
+
+def name_of_kind(kind: str) -> str | None:
+    """The name in the table of a device that is here, by what JAX calls it; None if it is not there.
+
+    >>> name_of_kind("TPU v5 lite"), name_of_kind("abacus")
+    ('tpu-v5e', None)
+    """
+    return next((device.name for device in DEVICES.values() if kind in device.kinds), None)
+
+
+def require_compiler(device: Device) -> None:
+    """Raises in words if the device's compiler is missing."""
+    if remedy := why_not(device.compiler):
+        what = f"the compiler for {device.name} is not installed"
+        raise PegprofError(what, hint=remedy, exit_code=ExitCode.UNMEASURED)

@@ -1,0 +1,110 @@
+"""Compiling for a device that is not here, inside a child whose environment was made for that: a function and abstract
+arguments in, XLA's bytes out.
+
+That a program does not fit is an answer, not an error: the TPU's compiler says what it needs and what there is. What a
+compiler once answered is kept (``cache.py``), by the program's text.
+"""
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+
+from pegprof.engine.flops import count_flops
+from pegprof.errors import ExitCode, PegprofError, first_line
+from pegprof.profiling import cache
+from pegprof.profiling.compilers import install_line
+from pegprof.profiling.devices import DEVICES, Device
+
+
+class Place:
+    """Where programs are compiled for: a device of the table, or with None the one that is here."""
+
+    def __init__(self, name: str | None):
+        self.device = DEVICES[name] if name else None
+        self._sharding = SingleDeviceSharding(_find(self.device)) if self.device else None
+
+    def put(self, tree: Any) -> Any:
+        """Abstract arguments, as arguments on that device."""
+        if self._sharding is None:
+            return tree
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._sharding), tree)
+
+    def compile(self, fn: Callable[..., Any], *arguments: Any, use_cache: bool = False) -> dict[str, Any]:
+        """Flops and XLA's bytes, or ``refused`` with what it would need; and how long that took, tracing included."""
+        start_s = time.perf_counter()
+        traced = jax.jit(fn).trace(*map(self.put, arguments))
+        flops = count_flops(traced.jaxpr)
+        lowered = traced.lower()
+        if self.device is None:
+            return {"flops": flops, **memory_bytes(lowered.compile()), "compile_s": time.perf_counter() - start_s}
+        entry = cache.Entry.of(lowered.as_text(), self.device)
+        if use_cache and (known := entry.read()):
+            return {"flops": flops, **known, "from_cache": True}
+        answer = _compile_or_refuse(lowered)
+        answer["compile_s"] = time.perf_counter() - start_s
+        if use_cache:
+            entry.write(answer)
+        return {"flops": flops, **answer}
+
+
+def _find(device: Device) -> Any:
+    """One device of the kind, which can be compiled for and not run on."""
+    try:
+        topology = topologies.get_topology_desc(platform=device.compiler.platform, **device.topology)
+    except Exception as error:  # whatever is wrong with the wheels: of another version, half removed
+        raise PegprofError(
+            f"the compiler for {device.name} does not start: {first_line(error)}",
+            hint=f"{install_line(device.compiler.extra)} installs it anew",
+            exit_code=ExitCode.UNMEASURED,
+        ) from error
+    return topology.devices[0]
+
+
+def _compile_or_refuse(lowered: Any) -> dict[str, Any]:
+    try:
+        return dict(memory_bytes(lowered.compile()))
+    except jax.errors.JaxRuntimeError as error:
+        if found := parse_refusal(str(error)):
+            needed_bytes, available_bytes = found
+            return {"refused": True, "peak_bytes": needed_bytes, "available_bytes": available_bytes}
+        raise
+
+
+# What libtpu 0.0.42 says; by "HLO temporaries" it means arguments and results too. The second is what older ones said.
+_REFUSALS = (
+    re.compile(
+        r"total memory required for HLO temporaries \(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)(.?)\)"
+    ),
+    re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm"),
+)
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def parse_refusal(message: str) -> tuple[int, int] | None:
+    """The bytes that a program needs and those that there are, from the words of a compiler that refused it.
+
+    >>> parse_refusal("the total memory required for HLO temporaries (22.50G) exceeds available HBM (15.75G).")
+    (24159191040, 16911433728)
+    """
+    found = next((match for pattern in _REFUSALS if (match := pattern.search(message))), None)
+    if found is None:
+        return None
+    needed, unit, available, available_unit = found.groups()
+    return int(float(needed) * _UNITS[unit]), int(float(available) * _UNITS[available_unit])
+
+
+def memory_bytes(compiled: Any) -> dict[str, int]:
+    """XLA's buffer assignment. The peak is the sum of the parts: XLA's own figure leaves temporaries out on CPU."""
+    analysis = compiled.memory_analysis()
+    sizes = {
+        "argument_bytes": analysis.argument_size_in_bytes,
+        "output_bytes": analysis.output_size_in_bytes,
+        "temp_bytes": analysis.temp_size_in_bytes,
+        "alias_bytes": analysis.alias_size_in_bytes,  # results that are written over arguments: not counted twice
+    }
+    return {**sizes, "peak_bytes": sum(sizes.values()) - 2 * sizes["alias_bytes"]}

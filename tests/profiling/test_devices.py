@@ -1,0 +1,118 @@
+"""The table of devices, what is missing to compile for them, and how targets are chosen. Nothing is compiled."""
+
+import dataclasses
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from pegprof.errors import ExitCode, PegprofError
+from pegprof.profiling import compilers, target_list, targets
+from pegprof.profiling.compilers import CUDA, TPU
+from pegprof.profiling.devices import DEVICES, GIB, require_compiler
+from pegprof.profiling.target_list import list_targets, render
+
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+NOT_INSTALLED = dataclasses.replace(TPU, modules=("no_such_package.no_such_module",))
+INSTALLED = dataclasses.replace(CUDA, modules=("json",))
+
+
+def host(name="cpu", backend="cpu"):
+    return targets.Target(name=name, backend=backend, environment={}, runs=True)
+
+
+def test_names_and_kinds_are_of_one_device_each():
+    kinds = [kind for device in DEVICES.values() for kind in device.kinds]
+    assert len(set(kinds)) == len(kinds)
+    assert not {"cpu", "tpu", "gpu"} & set(DEVICES)
+
+
+PUBLISHED_GB = {"tpu-v4": 32, "tpu-v5e": 16, "tpu-v5p": 95, "tpu-v6e": 32, "tpu-7x": 192 / 2} | {
+    **dict(t4=16, l4=24, a100=40, h100=80, h200=141, b200=192),
+    "a100-80": 80,
+}
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_programs_can_have_about_the_memory_that_is_published(name):
+    assert DEVICES[name].memory_bytes / 1e9 == pytest.approx(PUBLISHED_GB[name], rel=0.1)
+
+
+def test_the_extras_install_what_the_compilers_need():
+    extras = PROJECT["optional-dependencies"]
+    assert any(requirement.startswith("jax[tpu]") for requirement in extras[TPU.extra])
+    assert [requirement.partition(">=")[0] for requirement in extras[CUDA.extra]] == list(CUDA.packages)
+    assert "pegprof[tpu,gpu]" in extras["test"]
+
+
+def test_a_compiler_that_is_missing_is_told_with_the_line_that_installs_it(monkeypatch):
+    monkeypatch.setattr(compilers, "has_wheels", lambda: True)
+    with pytest.raises(PegprofError, match=r"for tpu-v5e is not installed\nhint: pip install -e '.\[tpu\]'") as caught:
+        require_compiler(dataclasses.replace(DEVICES["tpu-v5e"], compiler=NOT_INSTALLED))
+    assert caught.value.exit_code == ExitCode.UNMEASURED
+
+
+def test_where_there_are_no_wheels_no_line_is_given_that_would_fail(monkeypatch):
+    monkeypatch.setattr(compilers.sys, "platform", "darwin")
+    remedy = compilers.why_not(NOT_INSTALLED)
+    assert "its wheels are for Linux on x86-64 only" in remedy
+    assert "pip" not in remedy
+
+
+def test_the_host_is_chosen_where_nothing_is_named():
+    assert targets.choose_targets((), host()) == (host(),)
+
+
+def test_targets_come_in_the_order_of_their_names_and_only_the_host_runs(monkeypatch):
+    monkeypatch.setattr(targets, "require_compiler", lambda device: None)
+    chosen = targets.choose_targets(("h100", "cpu", "tpu-v5e"), host())
+    assert [(each.name, each.backend, each.runs) for each in chosen] == [
+        ("h100", "gpu", False),
+        ("cpu", "cpu", True),
+        ("tpu-v5e", "tpu", False),
+    ]
+    assert {each.environment.get("JAX_PLATFORMS", "cpu") for each in chosen} == {"cpu"}
+
+
+def test_a_name_that_is_not_known_is_told_with_the_nearest():
+    with pytest.raises(PegprofError, match=r"unknown target 'tpu-v5'\nhint: did you mean 'tpu-v5."):
+        targets.choose_targets(("tpu-v5",), host())
+
+
+def test_an_accelerator_that_is_here_goes_by_its_name_in_the_table_and_runs(monkeypatch):
+    monkeypatch.setattr(targets, "host_target", lambda: host("gpu", "gpu"))
+    found = targets.find_host(lambda target: "NVIDIA H100 80GB HBM3")
+    assert (found.name, found.backend, found.runs, found.device) == ("h100", "gpu", True, None)
+    for name in ("h100", "gpu"):
+        assert targets.choose_targets((name,), found) == (found,)
+    (cpu,) = targets.choose_targets(("cpu",), found)
+    assert not cpu.runs
+
+
+@pytest.mark.parametrize("kind", ["Some Other GPU", None])
+def test_an_accelerator_that_the_table_does_not_have_keeps_the_name_of_its_kind(monkeypatch, kind):
+    monkeypatch.setattr(targets, "host_target", lambda: host("gpu", "gpu"))
+    assert targets.find_host(lambda target: kind).name == "gpu"
+
+
+def test_nobody_is_asked_what_kind_a_processor_is():
+    assert targets.find_host(pytest.fail).name == "cpu"
+
+
+GOLDEN = """\
+target   device                     memory  status
+──────────────────────────────────────────────────────────────
+cpu      Some Processor, 2 cores  20.0 GiB  here: measured
+tpu-v5e  TPU v5e                  15.8 GiB  compiler missing
+h100     NVIDIA H100 80 GB        79.1 GiB  can be compiled for
+for tpu-v5e: pip install -e '.[tpu]'"""
+
+
+def test_the_list_says_what_is_here_what_can_be_compiled_for_and_how_to_get_the_rest(monkeypatch):
+    compiler_of = {"tpu-v5e": NOT_INSTALLED, "h100": INSTALLED}
+    devices = {name: dataclasses.replace(DEVICES[name], compiler=compiler) for name, compiler in compiler_of.items()}
+    monkeypatch.setattr(target_list, "DEVICES", devices)
+    monkeypatch.setattr(compilers, "has_wheels", lambda: True)
+    monkeypatch.setattr(target_list, "cpu_name", lambda: "Some Processor, 2 cores")
+    monkeypatch.setattr(target_list, "free_host_bytes", lambda: 20 * GIB)
+    assert render(list_targets(host())) == GOLDEN

@@ -1,0 +1,184 @@
+"""Real compiles for TPUs and GPUs that are not here, of models as small as can be."""
+
+import contextlib
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pegprof
+from pegprof.errors import ExitCode, PegprofError
+from pegprof.profiling import jobs
+from pegprof.profiling.asking import Asker
+from pegprof.profiling.compilers import has_wheels
+from pegprof.profiling.devices import DEVICES, GIB
+from pegprof.profiling.elsewhere import parse_refusal
+from pegprof.profiling.process import Child
+from pegprof.profiling.progress import Silence
+from pegprof.profiling.result import Settings
+from pegprof.profiling.targets import absent_target
+
+FINE = str(Path(__file__).with_name("models.py")) + ":fine"
+SETTINGS = Settings(model=FINE, batches=(4,))
+TOO_MANY = 2**33  # examples, of 16 bytes each
+
+with_wheels = pytest.mark.skipif(not has_wheels(), reason="there are no compilers for this system")
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def compile_for(name, method="grad", batch=4, settings=SETTINGS, capacity_bytes=None):
+    target = absent_target(DEVICES[name])
+    return Asker(settings=settings, talk=Silence()).compile(target, batch, method, capacity_bytes=capacity_bytes)[0]
+
+
+def request(name, **fields):
+    target = absent_target(DEVICES[name])
+    common = {"batch": 4, "method": "grad", "capacity_bytes": None}
+    return {**dataclasses.asdict(SETTINGS), **target.request, **common, **fields}
+
+
+@with_wheels
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["tpu", "gpu"])
+def test_every_device_of_the_table_is_accepted_by_its_compiler(backend):
+    """And has the memory that the table says, as far as the compiler tells."""
+    devices = [device for device in DEVICES.values() if device.compiler.backend == backend]
+    environment = absent_target(devices[0]).environment
+    with contextlib.closing(Child(environment, talk=Silence())) as child:
+        for device in devices:
+            child.send("compile", request(device.name))
+            answer = child.receive(limit_s=120)
+            assert answer["argument_bytes"] >= 4 * (4 * 3 + 3 + 4 * 4), device.name
+            if backend == "tpu":
+                child.send("compile", request(device.name, batch=TOO_MANY))
+                assert child.receive(limit_s=120)["available_bytes"] == device.memory_bytes, device.name
+
+
+@with_wheels
+def test_what_does_not_fit_is_refused_with_what_it_needs_and_what_there_is():
+    refused = compile_for("tpu-v5e", batch=TOO_MANY)
+    assert (refused.refused, refused.failure, refused.available_bytes) == (True, None, int(15.75 * GIB))
+    assert refused.peak_bytes > 100 * GIB
+    assert not refused.fits(None)
+
+
+@with_wheels
+def test_the_cache_answers_the_second_time_unless_it_is_told_not_to(tmp_path):
+    first, second = (compile_for("h100") for _ in range(2))
+    assert (first.from_cache, second.from_cache) == (False, True)
+    assert dataclasses.replace(second, from_cache=False) == first
+    for file in tmp_path.rglob("*.json"):
+        file.write_text(file.read_text()[:10])
+    assert not compile_for("h100").from_cache  # nor is one that is cut short believed
+
+
+@with_wheels
+def test_two_compiles_for_a_tpu_do_not_fight_over_its_lock():
+    environment = absent_target(DEVICES["tpu-v5e"]).environment
+    with (
+        contextlib.closing(Child(environment, talk=Silence())) as one,
+        contextlib.closing(Child(environment, talk=Silence())) as other,
+    ):
+        for child in (one, other):
+            child.send("compile", request("tpu-v5e", cache=False))
+        answers = [child.receive(limit_s=120) for child in (one, other)]
+    assert answers[0]["peak_bytes"] == answers[1]["peak_bytes"] > 0
+
+
+@with_wheels
+@pytest.mark.slow
+def test_a_run_for_targets_has_a_row_for_each_and_runs_nothing():
+    names, methods = ("tpu-v5e", "h100"), ("grad", "surgery")
+    result = pegprof.profile(FINE, batch=8, methods=methods, targets=names, memory_limit_bytes=20 * GIB)
+    assert [(row.target, row.method) for row in result.rows] == [(name, m) for name in names for m in methods]
+    assert {(row.evidence, row.time_s) for row in result.rows} == {("compiled", None)}
+    tpu, _, gpu, _ = result.rows
+    assert (tpu.status, tpu.device, tpu.capacity_bytes) == ("ok", "TPU v5e", DEVICES["tpu-v5e"].memory_bytes)
+    assert (gpu.status, gpu.device, gpu.capacity_bytes) == ("ok", "NVIDIA H100 80 GB", 20 * GIB)
+    assert (result.plans[8].backend, result.other_plans["h100"][8].backend) == ("tpu", "gpu")
+    assert [result.verdict_on(name).target for name in names] == list(names)
+    assert result.exit_code == ExitCode.OK
+    assert pegprof.Result.from_json(result.to_json()) == result
+
+
+class TightPlace:
+    """As ``elsewhere.Place``, for a device into which nothing fits but two examples at a time."""
+
+    device = DEVICES["h100"]
+
+    def __init__(self, name):
+        self.compiled = 0
+
+    def compile(self, fn, *arguments, use_cache):
+        self.compiled += 1
+        return {"peak_bytes": 100 if self.compiled < 3 else 10, "flops": 1}
+
+
+class Teller:
+    def __init__(self):
+        self.answer, self.sizes = {}, []
+
+    def update(self, **fields):
+        self.answer |= fields
+        self.sizes += [fields["microbatch_size"]] if "microbatch_size" in fields else []
+
+
+def test_surgery_takes_fewer_at_a_time_until_it_really_fits(monkeypatch):
+    monkeypatch.setattr(jobs, "Place", TightPlace)
+    teller = Teller()
+    jobs.compile_method(request("h100", method="surgery", batch=8, capacity_bytes=50), teller)
+    assert teller.sizes == sorted(teller.sizes, reverse=True)
+    assert len(set(teller.sizes)) == len(teller.sizes)
+    assert teller.answer["microbatch_size"] == teller.sizes[-1]
+
+
+def test_where_memory_is_short_activations_are_measured_at_fewer_examples():
+    def compile_at(batch):
+        if batch > 4:
+            return {"refused": True, "peak_bytes": 1000 * batch}
+        return {"peak_bytes": 100 * batch, "temp_bytes": 90 * batch}
+
+    assert jobs._find_slope(compile_at, memory_bytes=500) == {2: 180, 4: 360}
+    with pytest.raises(PegprofError, match="not even a batch of 1 fits"):
+        jobs._find_slope(lambda batch: {"refused": True, "peak_bytes": 1}, memory_bytes=500)
+
+
+def test_other_words_of_a_compiler_are_read_too():
+    assert parse_refusal("Ran out of memory in memory space hbm. Used 16.5G of 15.75G hbm. Exceeded") == (
+        int(16.5 * GIB),
+        int(15.75 * GIB),
+    )
+    assert parse_refusal("RESOURCE_EXHAUSTED: nobody knows") is None
+
+
+HIDE = """
+import sys
+
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name in {hidden!r}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Hide())
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "hidden", "extra"), [("tpu-v5e", "libtpu", "tpu"), ("h100", "nvidia.cuda_nvcc", "gpu")]
+)
+def test_a_wheel_that_is_missing_is_the_install_line_and_exit_code_3(tmp_path, monkeypatch, target, hidden, extra):
+    (tmp_path / "sitecustomize.py").write_text(HIDE.format(hidden=[hidden]))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}")
+    command = [sys.executable, "-m", "pegprof", "run", FINE, "--target", target, "--no-csv"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    remedy = f"pip install -e '.[{extra}]'" if has_wheels() else "its wheels are for Linux on x86-64 only"
+    assert done.returncode == ExitCode.UNMEASURED
+    assert f"error: the compiler for {target} is not installed\nhint: {remedy}" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
