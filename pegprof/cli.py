@@ -68,6 +68,9 @@ Model = Annotated[
 ]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the model.")]
 SeqLen = Annotated[int | None, typer.Option(min=1, help="The same as --set seq_len=N.")]
+Dtype = Annotated[str | None, typer.Option(metavar="float32|bfloat16", help="The same as --set dtype=...")]
+Methods = Annotated[str, typer.Option(help="Which methods.")]
+MicrobatchSize = Annotated[int, typer.Option(min=1, help="Examples at a time in the method microbatch.")]
 Stats = Annotated[str, typer.Option(help="Which statistics.")]
 Targets = Annotated[
     str | None,
@@ -86,11 +89,11 @@ def run(
     batch: Annotated[str, typer.Option(metavar="N[,N]...", help="Batch sizes.")] = str(DEFAULT_BATCH),
     option: Set = None,
     seq_len: SeqLen = None,
-    dtype: Annotated[str | None, typer.Option(metavar="float32|bfloat16", help="The same as --set dtype=...")] = None,
+    dtype: Dtype = None,
     target: Targets = None,
-    methods: Annotated[str, typer.Option(help="Which methods.")] = "grad,vmap,microbatch,surgery",
+    methods: Methods = "grad,vmap,microbatch,surgery",
     stats: Stats = "mean,second_moment",
-    microbatch_size: Annotated[int, typer.Option(min=1, help="Examples at a time in the method microbatch.")] = 1,
+    microbatch_size: MicrobatchSize = 1,
     warmup: Annotated[int, typer.Option("--warmup", "-w", min=0, help="Runs that do not count.")] = 1,
     runs: Annotated[
         int | None, typer.Option("--runs", "-r", min=1, help="Runs that count; 3 to 50 if not given.")
@@ -171,6 +174,72 @@ def run(
     for path in () if quiet else exports.files.values():
         _say(f"wrote {path}")
     raise typer.Exit(result.exit_code if result.complete else ExitCode.INTERRUPTED)
+
+
+@app.command()
+def fit(
+    model: Model,
+    target: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The device (see targets); else the one that is here.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, metavar="N", help="Say only whether this batch fits.")] = None,
+    up_to: Annotated[int, typer.Option(min=1, metavar="N", help="The largest batch to look at.")] = 4096,
+    option: Set = None,
+    seq_len: SeqLen = None,
+    dtype: Dtype = None,
+    methods: Methods = "grad,vmap,microbatch,surgery",
+    stats: Stats = "mean,second_moment",
+    microbatch_size: MicrobatchSize = 1,
+    memory_limit: Annotated[str | None, typer.Option(metavar="15GiB", help="As if the device had no more.")] = None,
+    time_limit: Annotated[float, typer.Option(metavar="S", min=1, help="Seconds for everything.")] = 1800,
+    export_csv: Annotated[str | None, typer.Option(metavar="FILE", help="Every compile as CSV; - is stdout.")] = None,
+    no_csv: Annotated[bool, typer.Option("--no-csv", help="Write no CSV.")] = False,
+    no_cache: NoCache = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Find the largest batch that fits on a device, by compiling for it.
+
+    With --batch it says whether that one fits, and ends with 0 if surgery fits and with 1 if not. Nothing is run. A CSV
+    of all that was compiled goes to reports/MODEL-fit-TARGET.csv unless --export-csv or --no-csv says otherwise.
+    """
+    from pegprof.profiling import arguments, fit_text, measure, output, progress, report, units
+    from pegprof.profiling import fit as fitting
+    from pegprof.profiling.result import Settings
+
+    settings = Settings(
+        model=model,
+        options=arguments.parse_options(option or (), seq_len=seq_len, dtype=dtype),
+        batches=(batch or min(DEFAULT_BATCH, up_to),),
+        methods=arguments.parse_names(methods),
+        stats=arguments.parse_names(stats),
+        microbatch_size=microbatch_size,
+        time=False,
+        time_limit_s=time_limit,
+        memory_limit_bytes=units.parse_bytes(memory_limit) if memory_limit else None,
+        targets=(target,) if target else (),
+        cache=not no_cache,
+    )
+    with progress.listen(quiet=quiet) as talk:
+        (chosen,) = measure.find_targets(settings, talk=talk)
+        exports = output.choose_exports(
+            {"csv": export_csv}, no_csv=no_csv, default_csv=output.fit_csv_path(model, chosen.name)
+        )
+        exports.check_writable()
+        saver = output.Saver(exports)
+        if batch is None:
+            found = fitting.find_largest(settings, chosen, most=up_to, talk=talk, save=saver, debug=debug)
+        else:
+            found = fitting.check_fit(settings, chosen, talk=talk, save=saver, debug=debug)
+    table_file = sys.stderr if exports.stdout else sys.stdout
+    print(fit_text.render_fit(found, **_shape_of(table_file)), file=table_file, flush=True)
+    if exports.stdout:
+        print(report.FORMATS[exports.stdout](found.result), end="", flush=True)
+    if saver.failure:
+        raise saver.failure
+    for path in () if quiet else exports.files.values():
+        _say(f"wrote {path}")
+    raise typer.Exit(found.exit_code)
 
 
 @app.command()

@@ -6,7 +6,7 @@ since a TPU's compiler refuses in seconds what takes it minutes to compile.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 PATIENCE = 8
 """After so many tries the line has shown itself to be none, and the search halves what is left."""
@@ -35,20 +35,32 @@ class Edge:
     is_exact: bool
 
 
-def find_edge(attempt: Callable[[int], Try | None], *, capacity_bytes: int, start: int, step: int, most: int) -> Edge:
+def find_edge(
+    attempt: Callable[[int], Try | None],
+    *,
+    capacity_bytes: int,
+    starts: Sequence[int],
+    step: int,
+    least: int = 1,
+    most: int,
+) -> Edge:
     """Searches among the multiples of ``step`` up to ``most``.
 
     Args:
       attempt: tries a batch; None means that there is no time left.
       capacity_bytes: what there is.
-      start: the batch that is tried first.
+      starts: the batches that are tried first, one after the other, as far as they are still in question.
       step: what batches are multiples of.
-      most: the largest of interest.
+      least: the smallest of interest.
+      most: the largest.
     """
-    last = max(1, most // step)
+    first, last = -(-least // step), max(1, most // step)
     tries: dict[int, Try] = {}  # by the number of steps
-    fitting, refused, guess = 0, last + 1, min(max(1, start // step), last)
+    fitting, refused = first - 1, last + 1
+    to_try = [min(max(first, start // step), last) for start in starts]
     while refused - fitting > 1:
+        to_try = [n for n in to_try if fitting < n < refused]
+        guess = to_try.pop(0) if to_try else _guess_next(tries, fitting, refused, capacity_bytes)
         outcome = attempt(guess * step)
         if outcome is None:
             break
@@ -57,10 +69,8 @@ def find_edge(attempt: Callable[[int], Try | None], *, capacity_bytes: int, star
             fitting = guess
         else:
             refused = guess
-        if refused - fitting > 1:
-            guess = _guess_next(tries, fitting, refused, capacity_bytes)
     return Edge(
-        largest=fitting * step or None,
+        largest=fitting * step if fitting >= first else None,
         refused=refused * step if refused <= last else None,
         is_exact=refused - fitting == 1,
     )

@@ -81,8 +81,21 @@ def default_csv_path(settings: Settings, targets: Sequence[str]) -> Path:
     >>> str(default_csv_path(Settings(model="my/file.py:net", batches=(8, 16)), ["cpu", "h100"]))
     'reports/my-file.py-net-b8-16-cpu-h100.csv'
     """
-    model = re.sub(r"[^\w.-]+", "-", settings.model).strip("-.")
-    return Path("reports", f"{model}-b{'-'.join(map(str, settings.batches))}-{'-'.join(targets)}.csv")
+    return Path(
+        "reports", f"{_file_name(settings.model)}-b{'-'.join(map(str, settings.batches))}-{'-'.join(targets)}.csv"
+    )
+
+
+def fit_csv_path(model: str, target: str) -> Path:
+    """
+    >>> str(fit_csv_path("mlp", "tpu-v5e"))
+    'reports/mlp-fit-tpu-v5e.csv'
+    """
+    return Path("reports", f"{_file_name(model)}-fit-{target}.csv")
+
+
+def _file_name(model: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", model).strip("-.")
 
 
 def write(path: Path, text: str, name: str) -> None:

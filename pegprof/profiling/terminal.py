@@ -60,13 +60,13 @@ def _print_headline(console: "Console", row: Row) -> None:
     print_words(console, place(row))
 
 
-def headline(row: Row) -> str:
+def headline(row: Row, *, with_batch: bool = True) -> str:
     """What was measured."""
     facts = [
         f"{format_count(row.parameters)} parameters",
         f"seq_len {row.seq_len}" if row.seq_len else "",
         row.dtype or "",
-        f"batch {row.batch}",
+        f"batch {row.batch}" if with_batch else "",
         row.stats.replace(",", " "),
     ]
     return f"{row.model}: {', '.join(fact for fact in facts if fact)}"

@@ -101,7 +101,7 @@ def test_nobody_is_asked_what_kind_a_processor_is():
 
 GOLDEN = """\
 target   device                     memory  status
-──────────────────────────────────────────────────────────────
+───────────────────────────────────────────────────────────────
 cpu      Some Processor, 2 cores  20.0 GiB  here: measured
 tpu-v5e  TPU v5e                  15.8 GiB  compiler missing
 h100     NVIDIA H100 80 GB        79.1 GiB  can be compiled for

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pegprof.profiling.edge import Edge, Try, find_edge
 
 
-def search(needs, *, capacity=1000, start=64, step=1, most=4096, tells=True, at_most=None):
+def search(needs, *, capacity=1000, starts=(64,), step=1, most=4096, tells=True, at_most=None):
     """The edge, and the batches that it took to find it."""
     tried = []
 
@@ -18,7 +18,7 @@ def search(needs, *, capacity=1000, start=64, step=1, most=4096, tells=True, at_
         fits = needs(batch) <= capacity
         return Try(fits=fits, needs_bytes=needs(batch) if fits or tells else None)
 
-    return find_edge(attempt, capacity_bytes=capacity, start=start, step=step, most=most), tried
+    return find_edge(attempt, capacity_bytes=capacity, starts=starts, step=step, most=most), tried
 
 
 def exact(largest, refused):
@@ -33,13 +33,13 @@ def test_on_a_line_it_takes_few_tries():
 
 def test_a_compiler_that_squeezes_near_the_edge_compiles_only_once():
     """Beyond the edge needs are what is left after squeezing; below it they hug the capacity."""
-    edge, tried = search(lambda batch: 30 * batch - 530 if batch > 50 else min(1000, 10 + 28 * batch))
+    edge, tried = search(lambda batch: 20 * batch - 30 if batch > 51 else min(990, 30 * batch))
     assert edge == exact(51, 52)
-    assert sum(batch <= edge.largest for batch in tried) <= 2
+    assert [batch for batch in tried if batch <= edge.largest] == [51]
 
 
 def test_what_hardly_grows_has_no_limit_up_to_the_most():
-    edge, tried = search(lambda batch: 500)
+    edge, tried = search(lambda batch: 500, starts=(64, 4096))
     assert edge == exact(4096, None)
     assert tried == [64, 4096]
 
@@ -47,6 +47,22 @@ def test_what_hardly_grows_has_no_limit_up_to_the_most():
 def test_what_never_fits_has_no_largest():
     edge, _ = search(lambda batch: 5000 + batch)
     assert edge == exact(None, 1)
+
+
+def test_nothing_below_the_least_is_tried():
+    edge, tried = find_edge_from(2)
+    assert edge == exact(None, 2)
+    assert min(tried) == 2
+
+
+def find_edge_from(least):
+    tried = []
+
+    def attempt(batch):
+        tried.append(batch)
+        return Try(fits=False, needs_bytes=5000 + batch)
+
+    return find_edge(attempt, capacity_bytes=1000, starts=(64,), step=1, least=least, most=4096), tried
 
 
 def test_only_multiples_of_the_step_are_tried():
@@ -73,7 +89,7 @@ def test_the_answer_is_right_wherever_the_edge_is_and_whatever_the_needs_say(lim
         extra = wobble[batch % len(wobble)]
         return 1000 - min(999, extra) if batch <= limit else 1001 + 3 * (batch - limit) + extra
 
-    edge, tried = search(needs, start=start, step=step, most=256, tells=tells)
+    edge, tried = search(needs, starts=(start,), step=step, most=256, tells=tells)
     last = max(1, 256 // step) * step
     largest = min(limit, last) // step * step
     assert edge == exact(largest or None, largest + step if largest < last else None)
@@ -82,4 +98,4 @@ def test_the_answer_is_right_wherever_the_edge_is_and_whatever_the_needs_say(lim
 
 @pytest.mark.parametrize("start", [1, 64, 10_000])
 def test_it_does_not_matter_where_it_starts(start):
-    assert search(lambda batch: 7 * batch, start=start)[0] == exact(142, 143)
+    assert search(lambda batch: 7 * batch, starts=(start,))[0] == exact(142, 143)

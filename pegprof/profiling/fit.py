@@ -1,0 +1,151 @@
+"""Does it fit, and up to which batch? Settings and a target in, Fit out. Everything is compiled, nothing is run.
+
+Microbatch sizes are held fixed while the batch grows: ``microbatch`` takes as many examples at a time as it was told,
+surgery as many as the planner chose for the first batch that was tried.
+"""
+
+import dataclasses
+import time
+
+from pegprof.errors import ExitCode, PegprofError
+from pegprof.profiling.asking import LIMIT_S, Compiled
+from pegprof.profiling.edge import Edge, Try, find_edge
+from pegprof.profiling.measure import Save, Session
+from pegprof.profiling.progress import Talk
+from pegprof.profiling.result import Result, Settings
+from pegprof.profiling.targets import Target
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What was found of one method.
+
+    Args:
+      method: by name.
+      edge: between the largest batch that fits and the smallest that does not.
+      step: what batches were multiples of.
+      microbatch_size: how many examples it takes at a time, None for all.
+      failure: why there is no answer.
+    """
+
+    method: str
+    edge: Edge | None = None
+    step: int = 1
+    microbatch_size: int | None = None
+    failure: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fit:
+    """Answers, and the rows that they stand on: one for each batch that was compiled for a method.
+
+    Args:
+      result: the rows, as ``pegprof run`` has them.
+      answers: one for each method; none where one batch was asked about.
+      batch: that one.
+      most: the largest batch of interest.
+    """
+
+    result: Result
+    answers: tuple[Answer, ...] = ()
+    batch: int | None = None
+    most: int | None = None
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """Whether surgery fits, if one batch was asked about; without surgery, whether everything does."""
+        if any(row.status == "failed" for row in self.result.rows) or any(a.failure for a in self.answers):
+            return ExitCode.UNMEASURED
+        if self.batch is not None:
+            judged = [row for row in self.result.rows if row.method == "surgery"] or self.result.rows
+            return ExitCode.OK if all(row.status == "ok" for row in judged) else ExitCode.NO
+        exact = all(answer.edge and answer.edge.is_exact for answer in self.answers)
+        return ExitCode.OK if exact else ExitCode.TIME_LIMIT
+
+
+def check_fit(settings: Settings, target: Target, *, talk: Talk, save: Save, debug: bool = False) -> Fit:
+    """Whether the methods fit at the one batch size of the settings."""
+    session = _start(settings, target, talk=talk, save=save, debug=debug)
+    (batch,) = settings.batches
+    for method in settings.methods:
+        session.compile(batch, method, target)
+        save(session.result())
+    return Fit(result=_finish(session), batch=batch)
+
+
+def find_largest(settings: Settings, target: Target, *, most: int, talk: Talk, save: Save, debug: bool = False) -> Fit:
+    """The largest batch that fits, by each method; the batch of the settings is where the search begins."""
+    session = _start(settings, target, talk=talk, save=save, debug=debug)
+    answers = [_Search(session, target, method, most=most).run() for method in settings.methods]
+    return Fit(result=_finish(session), answers=tuple(answers), most=most)
+
+
+def _start(settings: Settings, target: Target, *, talk: Talk, save: Save, debug: bool) -> Session:
+    session = Session(settings, (target,), talk=talk, save=save, preview=save, debug=debug, problem=None)
+    session.describe()
+    if session.capacity_bytes[target.name] is None:
+        what = f"nobody knows how much memory {target.name} has"
+        raise PegprofError(what, hint="say so with --memory-limit", exit_code=ExitCode.UNMEASURED)
+    return session
+
+
+def _finish(session: Session) -> Result:
+    session.complete = True
+    session.save(session.result())
+    return session.result()
+
+
+class _NoAnswer(Exception):
+    """A compile that failed."""
+
+
+class _Search:
+    """The search for one method."""
+
+    def __init__(self, session: Session, target: Target, method: str, *, most: int):
+        self.session, self.target, self.method, self.most = session, target, method, most
+        self.start = min(session.settings.batches[0], most)
+        self.capacity_bytes = session.capacity_bytes[target.name] or 0
+
+    def run(self) -> Answer:
+        size, first = None, None
+        try:
+            if self.method == "surgery":  # the planner chooses, once
+                first = self._compile(self.start)
+                size = first.microbatch_size if first else None
+            elif self.method == "microbatch":
+                size = self.session.settings.microbatch_size
+            edge = find_edge(
+                lambda batch: self._try(batch, size, first),
+                capacity_bytes=self.capacity_bytes,
+                # With a size that is fixed needs hardly grow: then the largest batch of interest is as good as any.
+                starts=(self.start,) if size is None else (self.start, self.most) if first else (self.most,),
+                step=size or 1,
+                least=self.session.facts.smallest_batch,
+                most=self.most,
+            )
+        except _NoAnswer as failure:
+            return Answer(method=self.method, failure=str(failure))
+        return Answer(method=self.method, edge=edge, step=size or 1, microbatch_size=size)
+
+    def _try(self, batch: int, size: int | None, first: Compiled | None) -> Try | None:
+        known = first if batch == self.start else None
+        compiled = known or self._compile(batch, size if self.method == "surgery" else None)
+        if compiled is None:
+            return None
+        return Try(fits=compiled.fits(self.capacity_bytes), needs_bytes=compiled.peak_bytes)
+
+    def _compile(self, batch: int, surgery_size: int | None = None) -> Compiled | None:
+        """None if there is no time left."""
+        session, deadline_s = self.session, self.session.start_s + self.session.settings.time_limit_s
+        limit_s = min(deadline_s - time.monotonic(), LIMIT_S)
+        if limit_s <= 0:
+            return None
+        compiled = session.compile(batch, self.method, self.target, surgery_size=surgery_size, limit_s=limit_s)
+        if compiled.failure and time.monotonic() >= deadline_s:
+            del session.compiled[batch, self.method, self.target.name]
+            return None
+        if compiled.failure:
+            raise _NoAnswer(f"batch {batch}: {compiled.failure}")
+        session.save(session.result())
+        return compiled
