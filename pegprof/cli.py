@@ -248,6 +248,9 @@ def inspect(
     batch: Annotated[int, typer.Option(min=1, metavar="N", help="Batch size.")] = 64,
     option: Set = None,
     seq_len: SeqLen = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="NAME[,NAME]...", help="Plan for these devices (see targets); else this one.")
+    ] = None,
     stats: Stats = "mean,second_moment",
     memory_limit: Annotated[str | None, typer.Option(metavar="20GiB", help="Plan for less than is free.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
@@ -267,11 +270,14 @@ def inspect(
         batches=(batch,),
         stats=arguments.parse_names(stats),
         memory_limit_bytes=units.parse_bytes(memory_limit) if memory_limit else None,
+        targets=arguments.parse_names(target) if target else (),
     )
     with progress.listen(quiet=quiet) as talk:
         found = inspection.inspect_model(settings, talk=talk, debug=debug)
-    shape = _shape_of(sys.stdout, widest=200)
-    print(found.to_json() if as_json else inspection.render_inspection(found, **shape))
+    if as_json:
+        print(inspection.to_json(found))
+    else:
+        print("\n\n".join(inspection.render_inspection(each, **_shape_of(sys.stdout, widest=200)) for each in found))
 
 
 @app.command(name="targets")

@@ -20,6 +20,7 @@ from pegprof.errors import ExitCode
 from pegprof.own_models import ENTRY_POINTS
 from pegprof.problem import load_problem, zoo_names
 from pegprof.profiling.catalog import Entry
+from pegprof.profiling.devices import DEVICES
 from pegprof.profiling.report import FORMATS
 from pegprof.profiling.result import METHODS, Result, Row
 
@@ -136,3 +137,10 @@ def test_the_readme_mentions_every_command():
 @pytest.mark.parametrize("name", MODULES)
 def test_the_examples_in_docstrings_run(name):
     assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+def test_the_readme_lists_every_target_with_its_memory():
+    assert first_cells("Devices that are not here") == ["cpu", *DEVICES]
+    for device in DEVICES.values():
+        (shown,) = re.findall(rf"^\| `{device.name}` .*\| ([\d.]+) GiB \|$", README, re.MULTILINE)
+        assert float(shown) == pytest.approx(device.memory_bytes / 2**30, abs=0.05)

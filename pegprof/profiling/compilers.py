@@ -33,6 +33,11 @@ class Compiler:
     def is_installed(self) -> bool:
         return all(_can_import(module) for module in self.modules)
 
+    @property
+    def description(self) -> str:
+        """The packages with their versions, those that are installed."""
+        return ", ".join(f"{package} {version}" for package, version in self.versions().items() if version)
+
     def versions(self) -> dict[str, str | None]:
         return {package: version_of(package) for package in self.packages}
 

@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pegprof.engine.plan import Plan, PlanRow
 from pegprof.errors import ExitCode, PegprofError
-from pegprof.profiling import records, targets
+from pegprof.profiling import records
+from pegprof.profiling.asking import find_host
 from pegprof.profiling.layers import name_together
 from pegprof.profiling.process import ChildFailure, run_child
 from pegprof.profiling.progress import Talk
 from pegprof.profiling.result import Settings
 from pegprof.profiling.tables import WIDTH, Column, make_console, name_of, print_table, print_words, text_of
+from pegprof.profiling.targets import Target, choose_target, cpu_target, free_host_bytes
 from pegprof.profiling.units import UNKNOWN, format_bytes, format_count
 
 SCHEMA = 1
@@ -40,29 +42,53 @@ class Inspection:
     keep_batch_dim: bool
     example: tuple[Leaf, ...]
     plan: Plan
+    target: str = ""
 
     def to_json(self) -> str:
         return json.dumps({"schema": SCHEMA, **records.encode(self)}, indent=1, ensure_ascii=False)
 
 
-def inspect_model(settings: Settings, *, talk: Talk, debug: bool = False) -> Inspection:
-    """What surgery would do at the first batch size of the settings, with the memory that a run would have."""
-    target = targets.host_target()
-    limits = [settings.memory_limit_bytes, targets.free_host_bytes() if target.name == "cpu" else None]
+def to_json(inspections: Sequence[Inspection]) -> str:
+    """One object, or an array of several."""
+    texts = [inspection.to_json() for inspection in inspections]
+    return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
+
+
+def inspect_model(settings: Settings, *, talk: Talk, debug: bool = False) -> list[Inspection]:
+    """What surgery would do at the first batch size of the settings, with the memory that a run would have.
+
+    There is one for each target. For one that is not here nothing has to be installed: a plan needs its kind and its
+    memory alone.
+    """
+    host = find_host(talk)
+    targets = [choose_target(name, host) for name in settings.targets] or [host]
+    return [_inspect_for(target, settings, talk=talk, debug=debug) for target in targets]
+
+
+def _inspect_for(target: Target, settings: Settings, *, talk: Talk, debug: bool) -> Inspection:
+    limits = [settings.memory_limit_bytes, _memory_of(target)]
     request = {
         **dataclasses.asdict(settings),
         "methods": ["surgery"],
         "batch": settings.batches[0],
+        "backend": target.backend,
         "capacity_bytes": min((limit for limit in limits if limit is not None), default=None),
     }
     talk.doing(f"tracing {settings.model}")
+    where = cpu_target() if target.device else target
     try:
-        answer = run_child("inspect", request, environment=target.environment, limit_s=LIMIT_S, talk=talk, debug=debug)
+        answer = run_child("inspect", request, environment=where.environment, limit_s=LIMIT_S, talk=talk, debug=debug)
     except ChildFailure as failure:
         what = f"the model {settings.model} could not be traced: {failure.reason}"
         raise PegprofError(what, hint=failure.output[-2000:], exit_code=ExitCode.UNMEASURED) from failure
-    inspection: Inspection = records.decode(Inspection, answer["inspection"])
+    inspection: Inspection = records.decode(Inspection, {**answer["inspection"], "target": target.name})
     return inspection
+
+
+def _memory_of(target: Target) -> int | None:
+    if target.device:
+        return target.device.memory_bytes
+    return free_host_bytes() if target.is_host else None
 
 
 def render_inspection(inspection: Inspection, *, width: int = WIDTH, color: bool = False) -> str:
@@ -71,7 +97,8 @@ def render_inspection(inspection: Inspection, *, width: int = WIDTH, color: bool
     for line in _facts(inspection):
         print_words(console, line)
     console.print()
-    print_words(console, str(inspection.plan).partition("\n")[0], style="bold")
+    where = f", for {inspection.target}" if inspection.target not in ("", inspection.plan.backend) else ""
+    print_words(console, str(inspection.plan).partition("\n")[0] + where, style="bold")
     sites = find_alike(inspection.plan.rows)
     print_table(console, _SITE_COLUMNS, sites)
     for line in dict.fromkeys(f"{site.row.strategy}: {site.row.why}" for site in sites):

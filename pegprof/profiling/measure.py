@@ -340,6 +340,7 @@ class Session:
             device_peak_bytes=timed.peak.device_bytes if timed.peak else None,
             measured_batch=timed.peak.batch if timed.peak else None,
             measured_batch_peak_bytes=timed.peak.xla_bytes if timed.peak else None,
+            compiler=target.device.compiler.description if target.device else None,
         )
 
     def _capacity_of(self, compiled: Compiled, target: Target) -> int | None:

@@ -75,7 +75,8 @@ class Row:
     at ``time_batch`` examples; ratios are to ``grad`` of the same batch and target; ``compile_s`` includes tracing and
     lowering. Of a row that a compiler refused, ``peak_bytes`` is what it said it would need, and there are no ratios.
     ``host_peak_bytes`` and ``device_peak_bytes`` are measured at ``measured_batch`` examples, arguments included; XLA's
-    figure for that same program is ``measured_batch_peak_bytes``.
+    figure for that same program is ``measured_batch_peak_bytes``. ``compiler`` is what compiled for a device that is
+    not here, with its version.
     """
 
     model: str
@@ -120,6 +121,7 @@ class Row:
     device_peak_bytes: int | None = None
     measured_batch: int | None = None
     measured_batch_peak_bytes: int | None = None
+    compiler: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -127,17 +127,21 @@ def choose_targets(names: Sequence[str], host: Target) -> tuple[Target, ...]:
     Raises:
       PegprofError: a name is unknown, or the compiler for it is not installed.
     """
-    return tuple(_choose(name, host) for name in names) or (host,)
+    chosen = tuple(choose_target(name, host) for name in names) or (host,)
+    for target in chosen:
+        if target.device:
+            require_compiler(target.device)
+    return chosen
 
 
-def _choose(name: str, host: Target) -> Target:
+def choose_target(name: str, host: Target) -> Target:
+    """The target of that name, whether it can be compiled for or only planned for."""
     if name in (host.name, host.backend):
         return host
     if name == CPU.target:
         return cpu_target()
     if name not in DEVICES:
         raise PegprofError(f"unknown target {name!r}", hint=nearest(name, (CPU.target, *DEVICES)))
-    require_compiler(DEVICES[name])
     return absent_target(DEVICES[name])
 
 

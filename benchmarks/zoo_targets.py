@@ -1,0 +1,114 @@
+"""What the methods need on a CPU, on TPUs and on a GPU, for every model of the zoo: compiled, never run.
+
+Each model and target is what ``pegprof run MODEL --target TARGET --no-time`` gives. The CSV is rewritten after each,
+and one that is in it already, by the same versions and at the same batch, is not compiled again: the program can be
+stopped and started as one likes.
+"""
+
+import csv
+import dataclasses
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import pegprof
+from benchmarks.command import run_command, say, write_csv
+from benchmarks.zoo_targets_figure import draw
+from pegprof.errors import PegprofError
+from pegprof.problem import zoo_names
+from pegprof.profiling import arguments
+from pegprof.profiling.devices import DEVICES
+from pegprof.profiling.result import METHODS, Row
+
+TARGETS = "cpu,tpu-v5e,tpu-v5p,h100"
+COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
+
+Cells = dict[str, str]
+"""A row of the CSV, as text: what was just measured and what was read again look the same."""
+
+
+def main(
+    models: Annotated[str | None, typer.Option(metavar="NAME[,NAME]...", help="Which models; all of the zoo.")] = None,
+    targets: Annotated[str, typer.Option(metavar="NAME[,NAME]...", help="Which targets.")] = TARGETS,
+    batch: Annotated[int, typer.Option(min=1, help="Examples.")] = 64,
+    csv_file: Annotated[Path, typer.Option("--csv", help="Where the rows go.")] = Path("reports/zoo-targets.csv"),
+    figure: Annotated[Path, typer.Option(help="Where the figure goes, as .png and .svg.")] = Path(
+        "reports/zoo-targets.png"
+    ),
+) -> None:
+    """Write what every method needs for every model on every target, and how often activations dominate."""
+    names, places = arguments.parse_names(models) if models else zoo_names(), arguments.parse_names(targets)
+    rows = read_rows(csv_file)
+    for model in names:
+        for target in places:
+            if is_known(rows, model, target, batch):
+                say(f"{model} on {target}: known")
+                continue
+            found = compile_all(model, target, batch)
+            rows = [row for row in rows if (row["model"], row["target"]) != (model, target)] + found
+            write_csv(rows, str(csv_file))
+    wanted = [row for row in rows if row["model"] in names and row["target"] in places]
+    print(render_shares(wanted, places))
+    draw(wanted, places, batch, figure)
+    say(f"wrote {csv_file}, {figure}, {figure.with_suffix('.svg')}")
+
+
+def read_rows(path: Path) -> list[Cells]:
+    """What an earlier run left; nothing if its columns were others."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        return list(reader) if tuple(reader.fieldnames or ()) == COLUMNS else []
+
+
+def is_known(rows: Sequence[Cells], model: str, target: str, batch: int) -> bool:
+    """Whether all methods are there, by these versions and at this batch, and none of them failed."""
+    now = {"batch": str(batch), "pegprof": pegprof.__version__}
+    now |= {package: metadata.version(package) for package in ("jax", "jaxlib")}
+    now["compiler"] = DEVICES[target].compiler.description if target in DEVICES else ""
+    found = [row for row in rows if (row["model"], row["target"]) == (model, target)]
+    fresh = [row for row in found if row["status"] != "failed" and all(row[key] == now[key] for key in now)]
+    return {row["method"] for row in fresh} == set(METHODS)
+
+
+def compile_all(model: str, target: str, batch: int) -> list[Cells]:
+    """The rows of one model on one target; none if it could not be loaded."""
+    say(f"{model} on {target} ...")
+    try:
+        result = pegprof.profile(model, batch=batch, targets=(target,), time=False)
+    except PegprofError as error:
+        say(f"{model} on {target}: {error}")
+        return []
+    for row in result.rows:
+        say(f"  {row.method}: {row.status} {row.peak_bytes} {row.reason}")
+    return [{name: _cell(value) for name, value in dataclasses.asdict(row).items()} for row in result.rows]
+
+
+def _cell(value: object) -> str:
+    """As ``report.render_csv`` writes it."""
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def share_of(rows: Sequence[Cells], target: str) -> tuple[int, int]:
+    """For how many models activations dominate on a target, and of how many that is known."""
+    known = {row["model"]: row["activations_dominate"] for row in rows if row["target"] == target}
+    judged = [dominate for dominate in known.values() if dominate]
+    return judged.count("true"), len(judged)
+
+
+def render_shares(rows: Sequence[Cells], targets: Sequence[str]) -> str:
+    """One line for each target."""
+    shares: Mapping[str, tuple[int, int]] = {target: share_of(rows, target) for target in targets}
+    return "\n".join(
+        f"{target}: activations dominate for {count} of {known} models" for target, (count, known) in shares.items()
+    )
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,182 @@
+"""What fits: the search with a session that is made up, the words that come of it, and the command for real."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pegprof.errors import ExitCode
+from pegprof.profiling import fit as fitting
+from pegprof.profiling.asking import Compiled
+from pegprof.profiling.compilers import has_wheels
+from pegprof.profiling.devices import DEVICES, GIB
+from pegprof.profiling.edge import Edge
+from pegprof.profiling.fit import Answer, Fit, check_fit, find_largest
+from pegprof.profiling.fit_text import describe_edge, plot, render_fit
+from pegprof.profiling.measure import Session
+from pegprof.profiling.progress import Silence
+from pegprof.profiling.result import Result, Settings
+from pegprof.profiling.targets import absent_target
+from tests.profiling.results import make_row
+
+TARGET = absent_target(DEVICES["tpu-v5e"])
+SETTINGS = Settings(model="made-up", time=False)
+NEEDS = {  # GiB at a batch
+    "grad": lambda batch: batch * 0.3,
+    "vmap": lambda batch: 1 + batch * 0.3,
+    "microbatch": lambda batch: 1 + batch * 0.0001,
+    "surgery": lambda batch: 5 + batch * 0.0001,
+}
+
+
+class MadeUp(Session):
+    """Compiles nothing: the needs are formulas."""
+
+    def describe(self):
+        self.capacity_bytes = {TARGET.name: TARGET.device.memory_bytes}
+        self.facts = dataclasses.make_dataclass("Facts", ["smallest_batch"])(1)
+
+    def compile(self, batch, method, target, *, surgery_size=None, limit_s=None, count=""):
+        if method == "broken":
+            found = Compiled(failure="it broke")
+        else:
+            size = surgery_size or (16 if method == "surgery" else None)
+            found = Compiled(peak_bytes=int(NEEDS[method](batch) * GIB), microbatch_size=size)
+        self.compiled[batch, method, target.name] = found
+        return found
+
+    def result(self):
+        rows = tuple(
+            make_row(
+                method,
+                batch=batch,
+                target=TARGET.name,
+                device="TPU v5e",
+                evidence="compiled",
+                status="failed" if c.failure else "ok" if c.fits(self.capacity_bytes[TARGET.name]) else "refused",
+                peak_bytes=c.peak_bytes,
+                capacity_bytes=self.capacity_bytes[TARGET.name],
+                microbatch_size=c.microbatch_size,
+            )
+            for (batch, method, _), c in self.compiled.items()
+        )
+        return Result(settings=self.settings, rows=rows)
+
+
+@pytest.fixture(autouse=True)
+def made_up(monkeypatch):
+    monkeypatch.setattr(fitting, "Session", MadeUp)
+
+
+def find(settings=SETTINGS):
+    return find_largest(settings, TARGET, most=4096, talk=Silence(), save=lambda result: None)
+
+
+def check(batch, **settings):
+    asked = dataclasses.replace(SETTINGS, batches=(batch,), **settings)
+    return check_fit(asked, TARGET, talk=Silence(), save=lambda result: None)
+
+
+GOLDEN = """\
+transformer-151m: 184.4 M parameters, seq_len 512, float32, mean second_moment
+tpu-v5e: TPU v5e, 15.8 GiB available
+method      largest batch                 needs  the next  would need  at a time
+────────────────────────────────────────────────────────────────────────────────
+grad        52                         15.6 GiB        53    15.9 GiB        all
+vmap        49                         15.7 GiB        50    16.0 GiB        all
+microbatch  no limit found up to 4096   1.4 GiB         –           –          1
+surgery     no limit found up to 4096   5.4 GiB         –           –         16
+"""
+
+
+def test_the_largest_batch_of_each_method_reads_so():
+    found = find()
+    assert render_fit(found).startswith(GOLDEN)
+    assert found.exit_code == ExitCode.OK
+
+
+def test_surgery_is_held_to_the_size_that_the_planner_chose_first():
+    rows = [row for row in find().result.rows if row.method == "surgery"]
+    assert [(row.batch, row.microbatch_size) for row in rows] == [(64, 16), (4096, 16)]
+
+
+def test_one_batch_is_a_yes_or_no_and_surgery_decides_the_exit_code():
+    found = check(64)
+    assert [row.status for row in found.result.rows] == ["refused", "refused", "ok", "ok"]
+    assert found.exit_code == ExitCode.OK
+    lines = render_fit(found).splitlines()
+    assert [line.split()[:2] for line in lines[4:]] == [
+        ["grad", "no"],
+        ["vmap", "no"],
+        ["microbatch", "yes"],
+        ["surgery", "yes"],
+    ]
+    assert check(64, methods=("grad", "microbatch")).exit_code == ExitCode.NO
+    assert check(32, methods=("grad",)).exit_code == ExitCode.OK
+
+
+def test_a_method_that_fails_is_no_answer():
+    found = find(dataclasses.replace(SETTINGS, methods=("broken", "grad")))
+    assert found.exit_code == ExitCode.UNMEASURED
+    assert "broken: batch 64: it broke" in render_fit(found)
+    assert found.answers[1].edge.largest == 52
+
+
+def test_when_the_time_is_up_what_is_known_is_said():
+    found = find(dataclasses.replace(SETTINGS, time_limit_s=0.0, methods=("grad",)))
+    assert found.answers[0].edge == Edge(largest=None, refused=None, is_exact=False)
+    assert found.exit_code == ExitCode.TIME_LIMIT
+
+
+@pytest.mark.parametrize(
+    ("edge", "words"),
+    [
+        (Edge(largest=None, refused=1, is_exact=True), "none fits"),
+        (Edge(largest=32, refused=64, is_exact=False), "at least 32, less than 64: no time left"),
+        (Edge(largest=32, refused=None, is_exact=False), "at least 32: no time left"),
+        (None, "–"),
+    ],
+)
+def test_other_answers_read_so(edge, words):
+    assert describe_edge(Answer(method="grad", edge=edge), 4096) == words
+
+
+def test_the_plot_has_the_needs_the_capacity_and_what_the_letters_mean():
+    rows = [
+        make_row("grad", batch=16, peak_bytes=5 * GIB, capacity_bytes=10 * GIB),
+        make_row("grad", batch=64, peak_bytes=19 * GIB, capacity_bytes=10 * GIB, status="refused"),
+        make_row("surgery", batch=16, peak_bytes=5 * GIB, capacity_bytes=10 * GIB),
+        make_row("microbatch", batch=64, capacity_bytes=10 * GIB, status="failed"),
+    ]
+    lines = plot(rows)
+    assert lines[0].startswith("  15.0 GiB │") and lines[0].endswith("g")  # noqa: PT018
+    assert [line for line in lines if line.startswith("  10.0 GiB │──")]
+    assert [line for line in lines if line.endswith("│*")]
+    assert lines[-1] == "g grad, s surgery, * several"
+    assert plot([make_row("grad")]) == []
+
+
+def test_nothing_to_show_is_no_text():
+    assert render_fit(Fit(result=Result(settings=SETTINGS, rows=()))) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_wheels(), reason="there are no compilers for this system")
+def test_the_answer_for_a_real_device_is_confirmed_by_its_compiler(tmp_path):
+    root = Path(__file__).parents[2]
+    env = {**os.environ, "PYTHONPATH": str(root), "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "pegprof", "fit", "mlp", "--target", "h100", "--memory-limit", "24MiB"]
+
+    def run(*more):
+        arguments = [*command, "--methods", "grad", *more]
+        return subprocess.run(arguments, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=env)
+
+    done = run()
+    assert done.returncode == ExitCode.OK, done.stderr
+    _, largest, *_ = next(line for line in done.stdout.splitlines() if line.startswith("grad")).split()
+    assert run("--batch", largest).returncode == ExitCode.OK
+    assert run("--batch", str(int(largest) + 1)).returncode == ExitCode.NO
+    assert (tmp_path / "reports" / "mlp-fit-h100.csv").exists()
