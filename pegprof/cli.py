@@ -338,6 +338,73 @@ def new(
     _say(f"wrote {file}\nnext: pegprof run {shlex.quote(f'{file}:{FUNCTION}')} --batch 32")
 
 
+@app.command(name="gate")
+def gate_baselines(
+    baselines: Annotated[list[Path], typer.Argument(metavar="BASELINE...", help="Files of run --export-json.")],
+    max_bytes: Annotated[
+        str | None, typer.Option(metavar="1%", help="By how much bytes and flops may grow. [default: 1%]")
+    ] = None,
+    time: Annotated[bool, typer.Option("--time", help="Compare times too, as ratios to grad's.")] = False,
+    max_time_ratio: Annotated[
+        str | None, typer.Option(metavar="10%", help="By how much such a ratio may grow. [default: 10%]")
+    ] = None,
+    ceiling: Annotated[
+        list[str] | None, typer.Option("--max", metavar="METHOD.COLUMN=X", help="The most that a column may be.")
+    ] = None,
+    result: Annotated[Path | None, typer.Option(metavar="FILE", help="Compare this; run nothing.")] = None,
+    no_fail: Annotated[bool, typer.Option("--no-fail", help="Say what failed, and end with 0.")] = False,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="The outcome as JUnit XML.")] = None,
+    export_json: Annotated[Path | None, typer.Option(metavar="FILE", help="The outcome as JSON.")] = None,
+    export_markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="The outcome as Markdown.")] = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Fail if a model costs more than its baseline says.
+
+    Repeats the runs that the baselines hold and compares bytes, flops and plans, which are the same in every run; times
+    only if asked. The exit code is 1 for a regression, 4 for a baseline of other versions or of another device. Limits
+    may stand in pyproject.toml, under [tool.pegprof.gate].
+    """
+    from pegprof.profiling import ci, gate, gate_report, limits, measure, progress
+
+    if result and len(baselines) > 1:
+        raise PegprofError("one result cannot be compared with several baselines", hint="name one baseline")
+    table = limits.read_limits(
+        Path.cwd(), max_bytes=max_bytes, max_time_ratio=max_time_ratio, ceilings=ceiling or (), time=time
+    )
+    with progress.listen(quiet=quiet) as talk:
+        gates, errors = gate.pass_gates(
+            baselines,
+            limits=table,
+            measure=lambda settings: measure.measure(settings, talk=talk, debug=debug),
+            result=result,
+        )
+    if gates:
+        print(gate_report.render_gates(gates, **_shape_of(sys.stdout)), flush=True)
+        print(ci.publish(gates, junit=junit, json=export_json, markdown=export_markdown), end="", flush=True)
+    for error in errors[:-1]:
+        _say(f"error: {error}")
+    if errors:
+        raise errors[-1]
+    raise typer.Exit(ExitCode.NO if any(gate.failures for gate in gates) and not no_fail else ExitCode.OK)
+
+
+@app.command()
+def compare(
+    before: Annotated[Path, typer.Argument(metavar="A.json", help="A file of run --export-json.")],
+    after: Annotated[Path, typer.Argument(metavar="B.json", help="Another.")],
+    markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown.")] = False,
+) -> None:
+    """Show two results side by side."""
+    from pegprof.profiling import gate, side_by_side
+
+    results = gate.read_result(before), gate.read_result(after)
+    if markdown:
+        print(side_by_side.render_markdown(*results), end="")
+    else:
+        print(side_by_side.render_terminal(*results, **_shape_of(sys.stdout)))
+
+
 def _shape_of(file: IO[str], *, widest: int = 100) -> dict[str, Any]:
     """How text should look in a stream: as wide as a terminal is, up to a point, and in colour if it wants that."""
     from rich.console import Console

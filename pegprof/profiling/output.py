@@ -24,12 +24,12 @@ class Exports:
 
     def write_files(self, result: Result) -> None:
         for name, path in self.files.items():
-            write(path, FORMATS[name](result), name)
+            write(path, FORMATS[name](result), _flag(name))
 
     def check_writable(self) -> None:
         """Raises in words, before anything is measured, if a file cannot be written later."""
         for name, path in self.files.items():
-            with _in_words(path, name):
+            with _in_words(path, _flag(name)):
                 if path.is_dir():
                     raise IsADirectoryError("it is a folder")
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,9 +98,17 @@ def _file_name(model: str) -> str:
     return re.sub(r"[^\w.-]+", "-", model).strip("-.")
 
 
-def write(path: Path, text: str, name: str) -> None:
-    """Replaces the file in one step: a reader sees the old text or the new, never half of one."""
-    with _in_words(path, name):
+def _flag(name: str) -> str:
+    return f"--export-{name}"
+
+
+def write(path: Path, text: str, flag: str) -> None:
+    """Replaces the file in one step: a reader sees the old text or the new, never half of one.
+
+    Args:
+      flag: what named the file.
+    """
+    with _in_words(path, flag):
         draft = tempfile.NamedTemporaryFile(  # noqa: SIM115  (it becomes the file, or goes)
             "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8", newline=""
         )
@@ -115,11 +123,11 @@ def write(path: Path, text: str, name: str) -> None:
 
 
 @contextlib.contextmanager
-def _in_words(path: Path, name: str) -> Iterator[None]:
+def _in_words(path: Path, flag: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        hint = f"name another file with --export-{name}" + (", or leave it out with --no-csv" if name == "csv" else "")
+        hint = f"name another file with {flag}" + (", or leave it out with --no-csv" if flag == _flag("csv") else "")
         raise PegprofError(f"cannot write {path}: {error.strerror or error}", hint=hint) from error
 
 

@@ -44,6 +44,7 @@ class Settings:
       time_limit_s: for everything. What is compiled first is compiled in any case; then nothing is run for longer, and
         the batch that is timed is halved until it fits.
       memory_limit_bytes: refuse what needs more; None takes what is free.
+      planned_bytes: plan, and refuse, as if this much were available, whatever is free: to repeat another run exactly.
       check: whether to compare the methods' statistics before they are timed, and to check that examples do not
         interact.
       cache: whether to take what a compiler for a device that is not here once answered, where it would be the same.
@@ -61,6 +62,7 @@ class Settings:
     runs: int | None = None
     time_limit_s: float = 585.0
     memory_limit_bytes: int | None = None
+    planned_bytes: int | None = None
     check: bool = True
     seed: int = 0
     targets: tuple[str, ...] = ()

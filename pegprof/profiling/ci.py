@@ -1,0 +1,40 @@
+"""Where those who look after CI find the outcome of gates: the files they ask for, and GitHub's own places."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pegprof.errors import PegprofError
+from pegprof.profiling import gate_report
+from pegprof.profiling.gate import Gate
+from pegprof.profiling.output import write
+
+
+def publish(
+    gates: Sequence[Gate],
+    *,
+    junit: Path | None,
+    json: Path | None,
+    markdown: Path | None,
+    environment: Mapping[str, str] = os.environ,
+) -> str:
+    """Writes the files, and on GitHub the summary of the job; returns what is to be printed for GitHub, if anything."""
+    files = {
+        "--junit": (junit, gate_report.render_junit),
+        "--export-json": (json, gate_report.render_json),
+        "--export-markdown": (markdown, gate_report.render_markdown),
+    }
+    for flag, (path, render) in files.items():
+        if path:
+            write(path, render(gates), flag)
+    if summary := environment.get("GITHUB_STEP_SUMMARY"):
+        _append(Path(summary), gate_report.render_markdown(gates))
+    return gate_report.render_annotations(gates) if environment.get("GITHUB_ACTIONS") == "true" else ""
+
+
+def _append(path: Path, text: str) -> None:
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise PegprofError(f"cannot write the job's summary: {error.strerror}", where=str(path)) from error

@@ -1,0 +1,204 @@
+"""The gate: what a baseline holds is measured again, at its settings, and compared with it.
+
+    baseline.json ──> is it whole? ──> measure again ──> is it comparable? ──> compare_results ──> Gate
+
+A baseline that cannot be read, holds nothing to compare, or was made by other versions or on another device is never a
+pass: it raises, with the command that makes a new one.
+"""
+
+import dataclasses
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pegprof.errors import ExitCode, PegprofError
+from pegprof.profiling.comparison import EXACT, OF_THE_MODEL, Change, compare_results
+from pegprof.profiling.limits import LimitTable
+from pegprof.profiling.result import Result, Settings
+
+MUST_AGREE = (
+    "jax",
+    "jaxlib",
+    "backend",
+    "device_kind",
+    "device_count",
+    "xla_flags",
+    "libtpu_init_args",
+    "matmul_precision",
+    "x64",
+)
+"""What of the environment decides the bytes and the plans."""
+
+Measure = Callable[[Settings], Result]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gate:
+    """A baseline, what it was compared with, and what came of it."""
+
+    baseline: str  # the file
+    before: Result
+    after: Result
+    changes: tuple[Change, ...]
+    time: bool
+
+    @property
+    def model(self) -> str:
+        return self.before.settings.model
+
+    @property
+    def failures(self) -> list[Change]:
+        return [change for change in self.changes if change.is_failure]
+
+    @property
+    def unresolved(self) -> list[Change]:
+        return [change for change in self.changes if change.outcome == "unresolved"]
+
+    @property
+    def improvements(self) -> list[Change]:
+        return [change for change in self.changes if change.outcome == "better"]
+
+
+def pass_gates(
+    baselines: Sequence[Path], *, limits: LimitTable, measure: Measure, result: Path | None = None
+) -> tuple[list[Gate], list[PegprofError]]:
+    """As ``pass_gate`` for each; one that cannot be compared does not hide what came of the others."""
+    gates, errors = [], []
+    for baseline in baselines:
+        try:
+            gates.append(pass_gate(baseline, limits=limits, measure=measure, result=result))
+        except PegprofError as error:
+            errors.append(error)
+    return gates, errors
+
+
+def pass_gate(baseline: Path, *, limits: LimitTable, measure: Measure, result: Path | None = None) -> Gate:
+    """Compares a baseline with the same runs of today.
+
+    Args:
+      baseline: a file that ``pegprof run --export-json`` wrote.
+      limits: what is allowed.
+      measure: makes the result to compare, from settings.
+      result: a file to compare with, instead of measuring.
+
+    Raises:
+      PegprofError: exit code 2 for a file that is no baseline, 4 for one that is not comparable.
+    """
+    before = read_result(baseline)
+    _check_baseline(before, baseline, time=limits.time)
+    after = read_result(result) if result else measure(settings_of(before, time=limits.time))
+    if differences := find_differences(before, after):
+        raise PegprofError(
+            "the baseline is not comparable: " + "; ".join(differences),
+            where=str(baseline),
+            hint=f"make a new one: {command_of(before.settings, export_json=baseline)}",
+            exit_code=ExitCode.INCOMPARABLE,
+        )
+    changes = compare_results(
+        before, after, limits=lambda method: limits.of(before.settings.model, method), time=limits.time
+    )
+    return Gate(baseline=str(baseline), before=before, after=after, changes=tuple(changes), time=limits.time)
+
+
+def read_result(path: Path) -> Result:
+    """A Result from a file; what is wrong with the file is said with its name."""
+    try:
+        return Result.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        what = getattr(error, "strerror", None) or str(error)
+        raise PegprofError(f"cannot be read: {what}", where=str(path)) from error
+    except PegprofError as error:
+        raise PegprofError(error.what, where=str(path), hint=error.hint, exit_code=error.exit_code) from error
+
+
+def settings_of(baseline: Result, *, time: bool) -> Settings:
+    """What to measure again: the same, for as much memory as there was, and timed only if time is compared."""
+    capacities = {row.capacity_bytes for row in baseline.rows if row.capacity_bytes is not None}
+    return dataclasses.replace(
+        baseline.settings, time=time and baseline.settings.time, planned_bytes=min(capacities, default=None)
+    )
+
+
+def _check_baseline(baseline: Result, path: Path, *, time: bool) -> None:
+    """Raises if it says nothing, or nonsense: a gate that passes whatever comes is worse than none."""
+
+    def refuse(why: str) -> PegprofError:
+        hint = f"make a new one: {command_of(baseline.settings, export_json=path)}"
+        return PegprofError(f"this is no baseline: {why}", where=str(path), hint=hint)
+
+    if not baseline.complete:
+        raise refuse("the run was stopped before its end")
+    asked = {(batch, method) for batch in baseline.settings.batches for method in baseline.settings.methods}
+    if {(row.batch, row.method) for row in baseline.rows} != asked:
+        raise refuse("its rows are not those that its settings ask for")
+    for row in baseline.rows:
+        for metric in (*EXACT, *OF_THE_MODEL):
+            value = getattr(row, metric)
+            if value is not None and value < 0:
+                raise refuse(f"{metric} of {row.method} is {value}")
+        if row.status == "failed":
+            raise refuse(f"{row.method} at batch {row.batch} failed in it")
+        if row.peak_bytes is None:
+            raise refuse(f"{row.method} at batch {row.batch} has no peak_bytes")
+    if baseline.environment is None:
+        raise refuse("it does not say what it was made with")
+    if any(not all(0 < x < float("inf") for x in times_s) for times_s in baseline.samples_s.values()):
+        raise refuse("it has times that are no times")
+    if time and not any(row.time_ratio is not None for row in baseline.rows):
+        raise refuse("time is to be compared, and it has no times beside those of grad")
+
+
+def find_differences(before: Result, after: Result) -> list[str]:
+    """What two results do not have in common and would have to, to be compared."""
+    differences = [
+        f"{name} was {_shown(old)}, is {_shown(new)}"
+        for name in MUST_AGREE
+        if (old := getattr(before.environment, name, None)) != (new := getattr(after.environment, name, None))
+    ]
+    for name in ("model", "batches", "stats", "microbatch_size", "seed"):
+        old, new = getattr(before.settings, name), getattr(after.settings, name)
+        if old != new:
+            differences.append(f"{name} was {_shown(old)}, is {_shown(new)}")
+    for name in sorted({*before.options, *after.options}):
+        old, new = before.options.get(name), after.options.get(name)
+        if old != new:
+            differences.append(f"option {name} was {_shown(old)}, is {_shown(new)}")
+    return differences
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "not set"
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def command_of(settings: Settings, *, export_json: Path) -> str:
+    """What to type for a new result with these settings.
+
+    >>> settings = Settings(model="mlp", batches=(8, 16), time=False, options={"width": 32})
+    >>> command_of(settings, export_json=Path("b.json"))
+    'pegprof run mlp --batch 8,16 --set width=32 --no-time --no-csv --export-json b.json'
+    """
+    default = Settings(model=settings.model)
+    words = ["pegprof", "run", settings.model, "--batch", ",".join(map(str, settings.batches))]
+    for key, value in settings.options.items():
+        words += ["--set", f"{key}={value}"]
+    flags = {
+        "methods": ",".join(settings.methods) if settings.methods != default.methods else None,
+        "stats": ",".join(settings.stats) if settings.stats != default.stats else None,
+        "microbatch-size": _unless_default(settings, default, "microbatch_size"),
+        "warmup": _unless_default(settings, default, "warmup"),
+        "runs": _unless_default(settings, default, "runs"),
+        "time-limit": _unless_default(settings, default, "time_limit_s"),
+        "memory-limit": f"{settings.memory_limit_bytes}B" if settings.memory_limit_bytes else None,
+        "seed": _unless_default(settings, default, "seed"),
+    }
+    words += [word for flag, value in flags.items() if value is not None for word in (f"--{flag}", value)]
+    words += [] if settings.time else ["--no-time"]
+    words += [] if settings.check else ["--no-check"]
+    return shlex.join([*words, "--no-csv", "--export-json", str(export_json)])
+
+
+def _unless_default(settings: Settings, default: Settings, name: str) -> str | None:
+    value = getattr(settings, name)
+    return None if value == getattr(default, name) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,146 @@
+"""What came of gates, for a person and for those who look after CI: a terminal, Markdown, GitHub, JUnit, JSON."""
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+
+from pegprof.profiling import records
+from pegprof.profiling.comparison import Change, Outcome
+from pegprof.profiling.gate import Gate
+from pegprof.profiling.markdown import escape, table
+from pegprof.profiling.tables import WIDTH, Column, make_console, print_words, text_of
+
+SCHEMA = 1
+_LABELS: dict[Outcome, str] = {
+    "worse": "FAIL",
+    "lost": "FAIL",
+    "unresolved": "unresolved",
+    "better": "better",
+    "same": "ok",
+}
+_STYLES: dict[Outcome, str] = {"worse": "red", "lost": "red", "unresolved": "yellow", "better": "green", "same": ""}
+
+
+def summary(gate: Gate) -> str:
+    """One line: what came of it."""
+    counts = {
+        "failed": len(gate.failures),
+        "unresolved": len(gate.unresolved),
+        "better": len(gate.improvements),
+    }
+    found = [f"{count} {word}" for word, count in counts.items() if count]
+    kinds = "bytes, flops and plans" + (" and times" if gate.time else "")
+    return f"{gate.model} against {gate.baseline}: {', '.join(found) or 'nothing changed'}; {_same(gate)} ({kinds})"
+
+
+def _same(gate: Gate) -> str:
+    return f"{sum(change.outcome == 'same' for change in gate.changes)} within the limits"
+
+
+def place(change: Change) -> str:
+    return f"{change.method} at batch {change.batch} on {change.target}"
+
+
+def _notable(gate: Gate) -> list[Change]:
+    """Failures first, then what is not settled, then what became better."""
+    return [*gate.failures, *gate.unresolved, *gate.improvements]
+
+
+def render_gates(gates: Sequence[Gate], *, width: int = WIDTH, color: bool = False) -> str:
+    """For a terminal."""
+    console = make_console(width, color)
+    for gate in gates:
+        print_words(console, summary(gate), style="bold")
+        for change in _notable(gate):
+            words = f"  {_LABELS[change.outcome]}: {place(change)}: {change.words}"
+            print_words(console, words, style=_STYLES[change.outcome])
+        if gate.improvements and not gate.failures:
+            print_words(console, "  what is better now can be lost unseen: consider a new baseline")
+    return text_of(console)
+
+
+_COLUMNS = (
+    Column(header="", cell=lambda change: _LABELS[change.outcome], right=False),
+    Column(header="method", cell=lambda change: change.method, right=False),
+    Column(header="batch", cell=lambda change: str(change.batch)),
+    Column(header="target", cell=lambda change: change.target, right=False),
+    Column(header="what", cell=lambda change: change.words, right=False),
+)
+
+
+def render_markdown(gates: Sequence[Gate]) -> str:
+    """For a job's summary, or a pull request."""
+    lines = []
+    for gate in gates:
+        mark = "❌" if gate.failures else "⚠️" if gate.unresolved else "✅"
+        lines += [f"### {mark} pegprof gate: {escape(summary(gate))}", ""]
+        if notable := _notable(gate):
+            lines += [*table(_COLUMNS, notable), ""]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def render_annotations(gates: Sequence[Gate]) -> str:
+    """Commands that GitHub turns into annotations, one for each model that there is something to say of."""
+    return "".join(_annotation(gate) for gate in gates if gate.failures or gate.unresolved)
+
+
+def _annotation(gate: Gate) -> str:
+    level = "error" if gate.failures else "warning"
+    text = "\n".join(f"{place(change)}: {change.words}" for change in gate.failures or gate.unresolved)
+    title = f"pegprof gate: {gate.model}"
+    return f"::{level} title={_escape_property(title)}::{_escape_command(text)}\n"
+
+
+def _escape_command(text: str) -> str:
+    """
+    >>> _escape_command("1% more\\nand more")
+    '1%25 more%0Aand more'
+    """
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _escape_property(text: str) -> str:
+    return _escape_command(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def render_junit(gates: Sequence[Gate]) -> str:
+    """A suite for each model, a case for each number; what is unresolved is a skipped case."""
+    root = ET.Element("testsuites", name="pegprof gate")
+    for gate in gates:
+        suite = ET.SubElement(
+            root,
+            "testsuite",
+            name=gate.model,
+            tests=str(len(gate.changes)),
+            failures=str(len(gate.failures)),
+            skipped=str(len(gate.unresolved)),
+            errors="0",
+        )
+        for change in gate.changes:
+            case = ET.SubElement(suite, "testcase", classname=f"{gate.model}.{place(change)}", name=change.metric)
+            if change.is_failure:
+                ET.SubElement(case, "failure", message=_printable(change.words), type=change.outcome)
+            elif change.outcome == "unresolved":
+                ET.SubElement(case, "skipped", message=_printable(change.words))
+    ET.indent(root)
+    return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _printable(text: str) -> str:
+    """XML has no place for control characters, which a crash's message may hold."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
+
+
+def render_json(gates: Sequence[Gate]) -> str:
+    """Every number that was compared."""
+    data = [
+        {
+            "model": gate.model,
+            "baseline": gate.baseline,
+            "passed": not gate.failures,
+            "time": gate.time,
+            "changes": records.encode(gate.changes),
+        }
+        for gate in gates
+    ]
+    return json.dumps({"schema": SCHEMA, "gates": data}, indent=1, ensure_ascii=False) + "\n"

@@ -1,0 +1,163 @@
+"""What a gate lets pass: from flags, and from ``[tool.pegprof.gate]`` in pyproject.toml, by model and method.
+
+    [tool.pegprof.gate]
+    max-bytes = "1%"
+    max = { "surgery.time_ratio" = 1.2 }
+
+    [tool.pegprof.gate.models.mlp]
+    max-bytes = "2%"
+
+    [tool.pegprof.gate.models.mlp.methods.vmap]
+    max-bytes = "5%"
+
+The more special goes before the more general, and a flag before the file.
+"""
+
+import dataclasses
+import re
+import tomllib
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pegprof.errors import PegprofError, nearest
+from pegprof.profiling.result import METHODS, Row
+
+_SHARES = ("max-bytes", "max-time-ratio")
+_PLACE = "[tool.pegprof.gate]"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one method of one model may do.
+
+    Args:
+      max_bytes: by which share a number that is the same in every run (bytes, flops) may grow.
+      max_time_ratio: by which share its time beside grad's may grow.
+      ceilings: the largest value that a column may have, whatever it was.
+    """
+
+    max_bytes: float = 0.01
+    max_time_ratio: float = 0.10
+    ceilings: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LimitTable:
+    """Limits for every model and method. The layers are mappings like the file's, the most general first."""
+
+    file: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def time(self) -> bool:
+        """Whether time is looked at, too."""
+        return bool(self.flags.get("time") or self.file.get("time"))
+
+    def of(self, model: str, method: str) -> Limits:
+        of_model = self.file.get("models", {}).get(model, {})
+        layers = [self.file, of_model, of_model.get("methods", {}).get(method, {}), self.flags]
+        shares = {
+            name.replace("-", "_"): _parse_share(layer[name]) for layer in layers for name in _SHARES if name in layer
+        }
+        ceilings = {
+            key.partition(".")[2]: value
+            for layer in layers
+            for key, value in layer.get("max", {}).items()
+            if key.partition(".")[0] == method
+        }
+        return Limits(**shares, ceilings=ceilings)
+
+
+def read_limits(
+    folder: Path, *, max_bytes: str | None, max_time_ratio: str | None, ceilings: Iterable[str], time: bool
+) -> LimitTable:
+    """The limits in effect.
+
+    Args:
+      folder: the nearest pyproject.toml at or above it is read.
+      max_bytes: what the flag says, like ``1%``; None if it is not given.
+      max_time_ratio: the same.
+      ceilings: like ``surgery.time_ratio=1.2``.
+      time: whether time was asked for.
+    """
+    flags: dict[str, Any] = {"time": time, "max": dict(map(_parse_ceiling, ceilings))}
+    flags |= {name: text for name, text in zip(_SHARES, (max_bytes, max_time_ratio), strict=True) if text is not None}
+    _check_layer(flags, where="the command line", known=("time", "max", *_SHARES))
+    return LimitTable(file=_read_file(folder), flags=flags)
+
+
+def _read_file(folder: Path) -> dict[str, Any]:
+    path = next((p for f in (folder, *folder.parents) if (p := f / "pyproject.toml").is_file()), None)
+    if path is None:
+        return {}
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        layer = data.get("tool", {}).get("pegprof", {}).get("gate", {})
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, AttributeError) as error:
+        raise PegprofError(f"the limits cannot be read: {error}", where=str(path)) from error
+    _check_layer(layer, where=str(path), known=("time", "max", "models", *_SHARES))
+    for model, of_model in layer.get("models", {}).items():
+        _check_layer(of_model, where=f"{path}: models.{model}", known=("max", "methods", *_SHARES))
+        for method, of_method in of_model.get("methods", {}).items():
+            _check_method(method, where=str(path))
+            _check_layer(of_method, where=f"{path}: models.{model}.methods.{method}", known=("max", *_SHARES))
+    return dict(layer)
+
+
+def _check_layer(layer: Any, *, where: str, known: Iterable[str]) -> None:
+    if not isinstance(layer, Mapping):
+        raise PegprofError(f"{_PLACE} is not a table", where=where)
+    for key in layer:
+        if key not in known:
+            raise PegprofError(f"{key!r} is not a limit", where=where, hint=nearest(key, known))
+    for name in _SHARES:
+        if name in layer:
+            _parse_share(layer[name], where)
+    if not isinstance(layer.get("time", False), bool):
+        raise PegprofError(f"time is {layer['time']!r}", where=where, hint="write true or false")
+    for name in ("max", "models", "methods"):
+        if not isinstance(layer.get(name, {}), Mapping):
+            raise PegprofError(f"{name} is not a table", where=where)
+    for key, value in layer.get("max", {}).items():
+        _check_ceiling(key, value, where)
+
+
+def _check_ceiling(key: str, value: Any, where: str) -> None:
+    method, _, column = key.partition(".")
+    _check_method(method, where=where)
+    known = [name for name, kind in typing.get_type_hints(Row).items() if kind in (int | None, float | None)]
+    if column not in known:
+        raise PegprofError(f"{column!r} is not a column of numbers", where=where, hint=nearest(column, known))
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise PegprofError(f"the limit of {key} is {value!r}, not a number", where=where)
+
+
+def _check_method(method: str, *, where: str) -> None:
+    if method not in METHODS:
+        raise PegprofError(f"{method!r} is not a method", where=where, hint=nearest(method, METHODS))
+
+
+def _parse_ceiling(text: str) -> tuple[str, float]:
+    """
+    >>> _parse_ceiling("surgery.time_ratio=1.2")
+    ('surgery.time_ratio', 1.2)
+    """
+    key, _, value = text.partition("=")
+    try:
+        return key.strip(), float(value)
+    except ValueError:
+        hint = "write it like --max surgery.time_ratio=1.2"
+        raise PegprofError(f"--max {text} has no number", hint=hint) from None
+
+
+def _parse_share(text: Any, where: str = "") -> float:
+    """
+    >>> _parse_share("1%"), _parse_share("0.5 %")
+    (0.01, 0.005)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip()) if isinstance(text, str) else None
+    if not match:
+        raise PegprofError(f"{text!r} is not a share", where=where, hint="write it like 1%")
+    return float(match[1]) / 100

@@ -1,0 +1,353 @@
+"""The gate: a real regression is named, an unchanged program passes, and a baseline that says nothing never does."""
+
+import dataclasses
+import json
+import xml.etree.ElementTree as ET
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pegprof
+from pegprof.engine import strategies
+from pegprof.engine.plan import PlanRow
+from pegprof.errors import ExitCode, PegprofError
+from pegprof.profiling import ci, gate_report, side_by_side
+from pegprof.profiling.comparison import compare_results
+from pegprof.profiling.gate import Gate, command_of, pass_gate, pass_gates, settings_of
+from pegprof.profiling.limits import Limits, LimitTable
+from pegprof.profiling.result import Settings
+from tests.profiling.results import GRAD, PLAN, RESULT, SURGERY, make_row
+
+STEADY = tuple(1.0 + 0.001 * (i % 5) for i in range(40))
+
+
+def scaled(times_s, factor):
+    return tuple(factor * time_s for time_s in times_s)
+
+
+BASELINE = dataclasses.replace(
+    RESULT,
+    settings=Settings(model="transformer-151m", methods=("grad", "surgery")),
+    rows=(GRAD, SURGERY),
+    samples_s={(64, "grad"): STEADY, (64, "surgery"): scaled(STEADY, 1.2)},
+)
+
+
+def with_surgery(result=BASELINE, *, samples_s=None, plan=None, **fields):
+    """A result with another row of surgery."""
+    rows = tuple(dataclasses.replace(row, **fields) if row.method == "surgery" else row for row in result.rows)
+    samples = result.samples_s if samples_s is None else {**result.samples_s, **samples_s}
+    return dataclasses.replace(result, rows=rows, samples_s=samples, plans={64: plan or PLAN})
+
+
+def changes(after, *, before=BASELINE, time=False, **limits):
+    found = compare_results(before, after, limits=lambda method: Limits(**limits), time=time)
+    return {f"{change.method} {change.metric}": change for change in found}
+
+
+def failures(after, **how):
+    return [name for name, change in changes(after, **how).items() if change.is_failure]
+
+
+# What is compared.
+
+
+def test_the_same_result_has_no_failure_and_nothing_unresolved():
+    found = changes(BASELINE, time=True)
+    assert found
+    assert {change.outcome for change in found.values()} == {"same"}
+
+
+@pytest.mark.parametrize(
+    ("metric", "growth", "outcome"),
+    [
+        ("peak_bytes", 1.005, "same"),
+        ("peak_bytes", 1.02, "worse"),
+        ("peak_bytes", 0.9, "better"),
+        ("flops", 1.02, "worse"),
+    ],
+)
+def test_a_number_that_is_the_same_in_every_run_may_grow_by_1_percent(metric, growth, outcome):
+    after = with_surgery(**{metric: int(getattr(SURGERY, metric) * growth)})
+    assert changes(after)[f"surgery {metric}"].outcome == outcome
+
+
+def test_a_number_that_is_not_known_any_more_is_a_failure():
+    assert failures(with_surgery(flops=None)) == ["surgery flops"]
+
+
+def test_a_row_that_is_gone_is_a_failure_and_a_new_one_is_not():
+    without = dataclasses.replace(BASELINE, rows=(GRAD,))
+    assert failures(without) == ["surgery status"]
+    more = dataclasses.replace(BASELINE, rows=(*BASELINE.rows, make_row("vmap", peak_bytes=1)))
+    assert failures(more) == []
+
+
+@pytest.mark.parametrize("status", ["failed", "refused"])
+def test_a_method_that_no_longer_runs_is_a_failure_with_its_reason(status):
+    found = changes(with_surgery(status=status, reason="it is broken"))["surgery status"]
+    assert found.is_failure
+    assert found.words == f"was ok, is {status}: it is broken"
+
+
+def test_another_strategy_is_named_with_the_parameter_and_the_bytes():
+    rows = [dataclasses.replace(PLAN.rows[0], strategy="materialise", bytes=2**30), *PLAN.rows[1:]]
+    found = changes(with_surgery(plan=dataclasses.replace(PLAN, rows=tuple(rows))))
+    change = found["surgery strategy of block_0/attention/key/kernel"]
+    assert change.is_failure
+    assert change.words == "block_0/attention/key/kernel: loop -> materialise, holding 4.0 MiB -> 1.0 GiB"
+    assert found["surgery materialised_parameters"].is_failure
+
+
+def test_a_strategy_that_is_cheaper_in_all_respects_is_no_regression():
+    rows = [dataclasses.replace(PLAN.rows[0], strategy="factored", bytes=0), *PLAN.rows[1:]]
+    found = changes(with_surgery(plan=dataclasses.replace(PLAN, rows=tuple(rows))))
+    assert found["surgery strategy of block_0/attention/key/kernel"].outcome == "better"
+
+
+def test_a_parameter_or_a_plan_that_is_gone_is_a_failure():
+    fewer = dataclasses.replace(PLAN, rows=PLAN.rows[1:])
+    assert failures(with_surgery(plan=fewer)) == ["surgery strategy of block_0/attention/key/kernel"]
+    assert failures(dataclasses.replace(BASELINE, plans={})) == ["surgery plan"]
+    more = dataclasses.replace(PLAN, rows=(*PLAN.rows, PlanRow(parameter="new", shape=(), strategy="loop")))
+    assert failures(with_surgery(plan=more)) == []
+
+
+@pytest.mark.parametrize(("most", "outcome"), [(1.0, "same"), (0.9, "worse")])
+def test_a_ceiling_holds_whatever_the_baseline_says(most, outcome):
+    found = changes(BASELINE, time=True, ceilings={"time_ratio": most})
+    assert found["surgery max time_ratio"].outcome == outcome
+
+
+def test_a_ceiling_on_what_is_not_known_is_a_failure_but_for_times_that_nobody_asked_for():
+    assert failures(BASELINE, ceilings={"device_peak_bytes": 1}) != []
+    untimed = with_surgery(time_ratio=None)
+    assert "surgery max time_ratio" not in changes(untimed, ceilings={"time_ratio": 1.0})
+
+
+# Time.
+
+
+def slower(factor, *, grad=1.0, **fields):
+    times = {(64, "grad"): scaled(STEADY, grad), (64, "surgery"): scaled(STEADY, 1.2 * factor * grad)}
+    return with_surgery(samples_s=times, time_ratio=SURGERY.time_ratio * factor, **fields)
+
+
+def test_time_is_compared_only_if_asked():
+    assert failures(slower(2)) == []
+    assert failures(slower(2), time=True) == ["surgery time_ratio"]
+
+
+def test_a_slowdown_within_the_limit_passes():
+    assert changes(slower(1.05), time=True)["surgery time_ratio"].outcome == "same"
+
+
+def test_a_method_that_became_much_faster_is_better():
+    assert changes(slower(0.5), time=True)["surgery time_ratio"].outcome == "better"
+
+
+def test_a_slowdown_that_the_runs_cannot_settle_is_unresolved_and_says_how_many_would():
+    few = {(64, "grad"): STEADY[:3], (64, "surgery"): scaled(STEADY[:3], 2.4)}
+    change = changes(with_surgery(samples_s=few, time_ratio=2.0), time=True)["surgery time_ratio"]
+    assert (change.outcome, change.is_failure) == ("unresolved", False)
+    assert "runs would settle it" in change.words
+
+
+def test_a_machine_on_which_grad_itself_is_slower_settles_nothing():
+    change = changes(slower(1.5, grad=1.6), time=True)["surgery time_ratio"]
+    assert change.outcome == "unresolved"
+    assert "the machine is busy, or another one" in change.words
+    assert changes(slower(1.0, grad=1.6), time=True)["surgery time_ratio"].outcome == "same"
+
+
+def test_times_at_another_batch_are_not_compared():
+    assert changes(slower(2, time_batch=1), time=True)["surgery time_ratio"].outcome == "unresolved"
+
+
+def test_a_time_that_is_gone_is_a_failure():
+    assert failures(with_surgery(time_ratio=None), time=True) == ["surgery time_ratio"]
+
+
+# Baselines.
+
+
+def write(path, result=BASELINE):
+    path.write_text(result if isinstance(result, str) else result.to_json())
+    return path
+
+
+def gate(baseline, after=BASELINE, *, time=False):
+    return pass_gate(baseline, limits=LimitTable(flags={"time": time}), measure=lambda settings: after)
+
+
+def test_an_unchanged_program_passes(tmp_path):
+    found = gate(write(tmp_path / "b.json"))
+    assert (found.failures, found.unresolved, found.improvements) == ([], [], [])
+
+
+def test_what_is_measured_again_is_what_the_baseline_holds_in_as_much_memory(tmp_path):
+    asked = []
+    pass_gate(
+        write(tmp_path / "b.json"),
+        limits=LimitTable(),
+        measure=lambda settings: asked.append(settings) or BASELINE,
+    )
+    assert asked == [dataclasses.replace(BASELINE.settings, time=False, planned_bytes=20 * 2**30)]
+    assert settings_of(BASELINE, time=True).time
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("empty", ""),
+        ("truncated", BASELINE.to_json()[:900]),
+        ("another object", "{}"),
+        ("a list", "[]"),
+        ("an older schema", BASELINE.to_json().replace('"schema": 1', '"schema": 0')),
+        ("a newer schema", BASELINE.to_json().replace('"schema": 1', '"schema": 99')),
+        ("no rows", dataclasses.replace(BASELINE, rows=()).to_json()),
+        ("rows of others", dataclasses.replace(BASELINE, rows=(GRAD,)).to_json()),
+        ("a run that was stopped", dataclasses.replace(BASELINE, complete=False).to_json()),
+        ("a failed row", with_surgery(status="failed").to_json()),
+        ("no bytes", with_surgery(peak_bytes=None).to_json()),
+        ("negative bytes", with_surgery(temp_bytes=-1).to_json()),
+        ("nothing to compare it by", dataclasses.replace(BASELINE, environment=None).to_json()),
+        ("times below nothing", with_surgery(samples_s={(64, "surgery"): (-1.0, 2.0)}).to_json()),
+    ],
+    ids=lambda value: value if " " in value[:20] and len(value) < 40 else "",
+)
+def test_a_file_that_is_no_baseline_is_refused_with_its_name(tmp_path, name, text):
+    path = write(tmp_path / "b.json", text)
+    with pytest.raises(PegprofError) as caught:
+        gate(path)
+    assert caught.value.exit_code in (ExitCode.USAGE, ExitCode.INCOMPARABLE), name
+    assert caught.value.where == str(path)
+
+
+def test_a_baseline_without_times_cannot_gate_times(tmp_path):
+    untimed = dataclasses.replace(
+        BASELINE, rows=tuple(dataclasses.replace(row, time_ratio=None) for row in BASELINE.rows), samples_s={}
+    )
+    with pytest.raises(PegprofError, match="it has no times"):
+        gate(write(tmp_path / "b.json", untimed), time=True)
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path):
+    with pytest.raises(PegprofError, match="No such file"):
+        gate(tmp_path / "b.json")
+
+
+def test_other_versions_are_listed_with_the_command_for_a_new_baseline(tmp_path):
+    path = write(tmp_path / "b.json")
+    newer = dataclasses.replace(
+        BASELINE,
+        environment=dataclasses.replace(BASELINE.environment, jax="0.11.0", x64=True),
+        options={"seq_len": 512, "layers": 13},
+    )
+    with pytest.raises(PegprofError) as caught:
+        gate(path, newer)
+    assert caught.value.exit_code == ExitCode.INCOMPARABLE
+    assert caught.value.what == (
+        "the baseline is not comparable: jax was 0.10.2, is 0.11.0; x64 was False, is True; option layers was 12, is 13"
+    )
+    assert caught.value.hint == f"make a new one: {command_of(BASELINE.settings, export_json=path)}"
+
+
+def test_a_baseline_that_cannot_be_compared_does_not_hide_the_others(tmp_path):
+    good, bad = write(tmp_path / "good.json"), write(tmp_path / "bad.json", "")
+    gates, errors = pass_gates([bad, good], limits=LimitTable(), measure=lambda settings: BASELINE)
+    assert [found.baseline for found in gates] == [str(good)]
+    assert [error.where for error in errors] == [str(bad)]
+
+
+# A real regression.
+
+
+def net(key):
+    keys = jax.random.split(key)
+    return {"hidden": jax.random.normal(keys[0], (16, 16)), "out": jax.random.normal(keys[1], (16, 4))}
+
+
+def loss(params, x):
+    return jnp.mean(jnp.sum((jnp.tanh(x @ params["hidden"]) @ params["out"]) ** 2, -1))
+
+
+def profile():
+    problem = pegprof.Problem(name="net", init=net, loss=loss, batch=lambda key, B: jnp.ones((B, 16)))
+    return pegprof.profile(problem, batch=8, methods=("grad", "surgery"), time=False)
+
+
+def test_a_strategy_that_is_switched_off_fails_the_gate_and_is_named(monkeypatch):
+    before = profile()
+    assert before.plans[8].row("hidden").strategy == "factored"
+    monkeypatch.delitem(strategies.STRATEGIES, "factored")
+    found = changes(profile(), before=before)
+    failure = found["surgery strategy of hidden"]
+    assert failure.is_failure
+    assert failure.words.startswith("hidden: factored -> ")
+
+
+# What people and programs read.
+
+WORSE = with_surgery(
+    peak_bytes=26 * 2**30,
+    plan=dataclasses.replace(
+        PLAN, rows=(dataclasses.replace(PLAN.rows[0], strategy="materialise", bytes=2**30), *PLAN.rows[1:])
+    ),
+)
+
+
+@pytest.fixture
+def failed_gate():
+    found = compare_results(BASELINE, WORSE, limits=lambda method: Limits(), time=False)
+    return Gate(baseline="b.json", before=BASELINE, after=WORSE, changes=tuple(found), time=False)
+
+
+def test_the_text_names_failures_first(failed_gate):
+    assert gate_report.render_gates([failed_gate]).splitlines() == [
+        "transformer-151m against b.json: 3 failed; 5 within the limits (bytes, flops and plans)",
+        "  FAIL: surgery at batch 64 on cpu: peak_bytes 13.0 GiB -> 26.0 GiB (+100.0%; the limit is 1%)",
+        "  FAIL: surgery at batch 64 on cpu: block_0/attention/key/kernel: loop -> materialise, holding 4.0",
+        "MiB -> 1.0 GiB",
+        "  FAIL: surgery at batch 64 on cpu: gradients materialised of 1 parameters, and before of 0",
+    ]
+
+
+def test_github_gets_one_annotation_a_model_with_its_marks_escaped(failed_gate):
+    text = gate_report.render_annotations([failed_gate])
+    assert text.startswith("::error title=pegprof gate%3A transformer-151m::surgery at batch 64 on cpu: peak_bytes")
+    assert "(+100.0%25; the limit is 1%25)%0Asurgery" in text
+    assert text.count("\n") == 1
+
+
+def test_junit_has_a_case_for_each_number_and_says_what_failed(failed_gate):
+    suite = ET.fromstring(gate_report.render_junit([failed_gate]).split("\n", 1)[1]).find("testsuite")
+    assert (suite.get("tests"), suite.get("failures")) == ("8", "3")
+    messages = [failure.get("message") for failure in suite.iter("failure")]
+    assert messages[0] == "peak_bytes 13.0 GiB -> 26.0 GiB (+100.0%; the limit is 1%)"
+
+
+def test_json_has_every_number_that_was_compared(failed_gate):
+    (found,) = json.loads(gate_report.render_json([failed_gate]))["gates"]
+    assert not found["passed"]
+    assert len(found["changes"]) == len(failed_gate.changes)
+
+
+def test_on_github_the_jobs_summary_grows_and_elsewhere_nothing_is_said(failed_gate, tmp_path):
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    files = dict.fromkeys(("junit", "json", "markdown"))
+    github = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary)}
+    assert ci.publish([failed_gate], **files, environment=github).startswith("::error")
+    assert summary.read_text().startswith("before\n### ❌ pegprof gate: transformer-151m")
+    assert ci.publish([failed_gate], **files, environment={}) == ""
+
+
+def test_two_results_stand_side_by_side_with_what_changed():
+    lines = side_by_side.render_terminal(BASELINE, WORSE).splitlines()
+    assert "13.0 GiB -> 26.0 GiB (+100.0%)" in next(line for line in lines if "surgery" in line)
+    assert "block_0/attention/key/kernel: loop -> materialise, holding 4.0 MiB -> 1.0 GiB" in lines
+    assert max(map(len, lines)) <= 100
+    markdown = side_by_side.render_markdown(BASELINE, WORSE)
+    assert "| 64 | cpu | surgery | ok |" in markdown
