@@ -382,11 +382,13 @@ def gate_baselines(
     if gates:
         print(gate_report.render_gates(gates, **_shape_of(sys.stdout)), flush=True)
         print(ci.publish(gates, junit=junit, json=export_json, markdown=export_markdown), end="", flush=True)
-    for error in errors[:-1]:
+    for error in errors:
+        if debug:
+            raise error
         _say(f"error: {error}")
-    if errors:
-        raise errors[-1]
-    raise typer.Exit(ExitCode.NO if any(gate.failures for gate in gates) and not no_fail else ExitCode.OK)
+    if any(gate.failures for gate in gates) and not no_fail:
+        raise typer.Exit(ExitCode.NO)
+    raise typer.Exit(errors[0].exit_code if errors else ExitCode.OK)
 
 
 @app.command()
