@@ -79,8 +79,8 @@ def _compare(before: Result, after: Result, limits: LimitsOf, time: bool) -> Ite
         if time:
             yield from _compare_time(at, before, after, row_after)
         yield from _compare_ceilings(at, row_after, time)
-        if row.method == "surgery" and row.batch in before.plans:
-            yield from _compare_plans(at, before.plans[row.batch], after.plans.get(row.batch))
+        if row.method == "surgery" and (plan := before.plans_on(row.target).get(row.batch)):
+            yield from _compare_plans(at, plan, after.plans_on(row.target).get(row.batch))
 
 
 def _key(row: Row) -> tuple[int, str, str]:

@@ -7,6 +7,7 @@ pass: it raises, with the command that makes a new one.
 """
 
 import dataclasses
+import itertools
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -113,9 +114,9 @@ def read_result(path: Path) -> Result:
 
 def settings_of(baseline: Result, *, time: bool) -> Settings:
     """What to measure again: the same, for as much memory as there was, and timed only if time is compared."""
-    capacities = {row.capacity_bytes for row in baseline.rows if row.capacity_bytes is not None}
+    on_host = [row.capacity_bytes for row in baseline.rows if row.target == "cpu" and row.capacity_bytes]
     return dataclasses.replace(
-        baseline.settings, time=time and baseline.settings.time, planned_bytes=min(capacities, default=None)
+        baseline.settings, time=time and baseline.settings.time, planned_bytes=min(on_host, default=None)
     )
 
 
@@ -128,8 +129,9 @@ def _check_baseline(baseline: Result, path: Path, *, time: bool) -> None:
 
     if not baseline.complete:
         raise refuse("the run was stopped before its end")
-    asked = {(batch, method) for batch in baseline.settings.batches for method in baseline.settings.methods}
-    if {(row.batch, row.method) for row in baseline.rows} != asked:
+    settings = baseline.settings
+    asked = set(itertools.product(settings.batches, settings.methods, settings.targets or baseline.targets))
+    if not asked or {(row.batch, row.method, row.target) for row in baseline.rows} != asked:
         raise refuse("its rows are not those that its settings ask for")
     for row in baseline.rows:
         for metric in (*EXACT, *OF_THE_MODEL):
@@ -155,7 +157,13 @@ def find_differences(before: Result, after: Result) -> list[str]:
         for name in MUST_AGREE
         if (old := getattr(before.environment, name, None)) != (new := getattr(after.environment, name, None))
     ]
-    for name in ("model", "batches", "stats", "microbatch_size", "seed"):
+    compilers = {(row.batch, row.method, row.target): row.compiler for row in after.rows}
+    for row in before.rows:
+        new = compilers.get((row.batch, row.method, row.target), row.compiler)
+        if row.compiler != new:
+            difference = f"the compiler for {row.target} was {_shown(row.compiler)}, is {_shown(new)}"
+            differences += [] if difference in differences else [difference]
+    for name in ("model", "batches", "targets", "stats", "microbatch_size", "seed"):
         old, new = getattr(before.settings, name), getattr(after.settings, name)
         if old != new:
             differences.append(f"{name} was {_shown(old)}, is {_shown(new)}")
@@ -185,6 +193,7 @@ def command_of(settings: Settings, *, export_json: Path) -> str:
         words += ["--set", f"{key}={value}"]
     flags = {
         "methods": ",".join(settings.methods) if settings.methods != default.methods else None,
+        "target": ",".join(settings.targets) or None,
         "stats": ",".join(settings.stats) if settings.stats != default.stats else None,
         "microbatch-size": _unless_default(settings, default, "microbatch_size"),
         "warmup": _unless_default(settings, default, "warmup"),

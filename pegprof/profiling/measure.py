@@ -169,10 +169,10 @@ class Session:
     def _find_capacity(self, target: Target) -> int | None:
         if target.device:
             there: int | None = target.device.memory_bytes
-        elif self.settings.planned_bytes is not None:
-            there = self.settings.planned_bytes
+        elif target.is_host:
+            there = self.settings.planned_bytes or targets.free_host_bytes()
         else:
-            there = targets.free_host_bytes() if target.is_host else self.facts.device_bytes
+            there = self.facts.device_bytes
         bounds = [bound for bound in (there, self.settings.memory_limit_bytes) if bound is not None]
         return min(bounds, default=None)
 

@@ -44,7 +44,8 @@ class Settings:
       time_limit_s: for everything. What is compiled first is compiled in any case; then nothing is run for longer, and
         the batch that is timed is halved until it fits.
       memory_limit_bytes: refuse what needs more; None takes what is free.
-      planned_bytes: plan, and refuse, as if this much were available, whatever is free: to repeat another run exactly.
+      planned_bytes: plan, and refuse, as if this much of the host's memory were available, whatever is free: to repeat
+        another run exactly.
       check: whether to compare the methods' statistics before they are timed, and to check that examples do not
         interact.
       cache: whether to take what a compiler for a device that is not here once answered, where it would be the same.
@@ -187,6 +188,10 @@ class Result:
     def verdict_on(self, target: str) -> Verdict | None:
         """Activations against parameters on a target."""
         return next((v for v in (self.verdict, *self.other_verdicts) if v and v.target == target), None)
+
+    def plans_on(self, target: str) -> Mapping[int, Plan]:
+        """What surgery does on a target, by batch."""
+        return self.plans if target == next(iter(self.targets), None) else self.other_plans.get(target, {})
 
     def to_frame(self) -> "pandas.DataFrame":
         """The rows as a table of pandas, the columns named and ordered as in the CSV."""
