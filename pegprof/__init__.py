@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pegprof import optimizers as optimizers
     from pegprof.adapters import from_flax as from_flax
     from pegprof.adapters import from_nnx as from_nnx
     from pegprof.engine.check import check_examples as check_examples
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from pegprof.engine.planner import make_plan as make_plan
     from pegprof.engine.statistics import Statistic as Statistic
     from pegprof.errors import PegprofError as PegprofError
+    from pegprof.optimizers.step import train_step as train_step
     from pegprof.problem import Problem as Problem
     from pegprof.profiling import profile as profile
     from pegprof.profiling.result import Result as Result
@@ -27,6 +29,7 @@ _HOME_OF = {
     "make_plan": "pegprof.engine.planner",
     "check_examples": "pegprof.engine.check",
     "Statistic": "pegprof.engine.statistics",
+    "train_step": "pegprof.optimizers.step",
     "PegprofError": "pegprof.errors",
     "Problem": "pegprof.problem",
     "from_flax": "pegprof.adapters",
@@ -34,11 +37,14 @@ _HOME_OF = {
     "profile": "pegprof.profiling",
     "Result": "pegprof.profiling.result",
 }
+_SUBPACKAGES = ("optimizers",)
 
-__all__ = [*_HOME_OF, "__version__"]
+__all__ = [*_HOME_OF, *_SUBPACKAGES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _SUBPACKAGES:
+        return importlib.import_module(f"pegprof.{name}")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'pegprof' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOME_OF[name]), name)
@@ -47,4 +53,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME_OF})
+    return sorted({*globals(), *_HOME_OF, *_SUBPACKAGES})

@@ -43,6 +43,7 @@ __all__ = [
     "sub_jaxprs",
     "trace",
     "unbatchable_reason",
+    "used_inputs",
     "with_outputs",
 ]
 
@@ -96,6 +97,12 @@ def with_outputs(closed: ClosedJaxpr, outputs: Sequence[Atom]) -> ClosedJaxpr:
 def prune(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Remove dead code, keeping every input and output."""
     return with_outputs(closed, closed.jaxpr.outvars)
+
+
+def used_inputs(closed: ClosedJaxpr) -> list[bool]:
+    """Of each input: whether an output depends on it, as far as removing dead code can tell."""
+    _, used = pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
+    return list(used)
 
 
 def sub_jaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:

@@ -1,0 +1,36 @@
+"""Optimizers that take statistics of per-example gradients, as optax transformations.
+
+    needed_statistics(opt, params) ──> grad_stats(loss, those)(params, batch) ──> update(opt, stats, state, params)
+
+The updates that go in are the mean gradient, as everywhere in optax; what ``grad_stats`` returns comes along as the
+keyword argument ``stats``. So ``optax.chain``, ``masked``, ``partition``, ``inject_hyperparams``, ``apply_if_finite``
+and schedules work as they do with optax's own, and ``train_step`` takes any optimizer of either kind.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pegprof.optimizers.adam import adam_mix, micro_adam, micro_adam_msq, micro_adam_var
+from pegprof.optimizers.needs import needed_statistics, update
+from pegprof.optimizers.signs import micro_sign_sgd, sign_ema, sign_sgd
+from pegprof.optimizers.step import train_step
+
+__all__ = [
+    "OPTIMIZERS",
+    "adam_mix",
+    "micro_adam",
+    "micro_adam_msq",
+    "micro_adam_var",
+    "micro_sign_sgd",
+    "needed_statistics",
+    "sign_ema",
+    "sign_sgd",
+    "train_step",
+    "update",
+]
+
+# Each is made from a learning rate alone; everything else has a default.
+OPTIMIZERS: Mapping[str, Callable[..., Any]] = {
+    make.__name__: make
+    for make in (micro_adam, micro_adam_var, micro_adam_msq, adam_mix, micro_sign_sgd, sign_sgd, sign_ema)
+}

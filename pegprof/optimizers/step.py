@@ -1,0 +1,83 @@
+"""``train_step``: a loss and an optimizer in, one jitted step of training out."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import optax
+
+from pegprof.engine.inject import value_and_grad_stats
+from pegprof.engine.statistics import STATISTICS, Statistic
+from pegprof.engine.trace import Loss, Roles, batch_size
+from pegprof.optimizers.needs import needed_statistics, update
+
+
+def train_step(
+    loss: Loss,
+    opt: Any,
+    *,
+    batch_argnums: int | tuple[int, ...] = 1,
+    keep_batch_dim: bool = True,
+    has_aux: bool = False,
+    prng_argnum: int | None = None,
+    microbatch_size: int | None = None,
+    backend: str | None = None,
+    memory_budget: int | None = None,
+    statistics: Sequence[Statistic] = (),
+    donate: bool = False,
+) -> Callable[..., tuple[Any, Any, Any]]:
+    """A jitted step of training that computes, by surgery, the statistics that the optimizer needs and no others.
+
+    Any optax optimizer will do, with or without statistics, and within ``chain``, ``masked``, ``partition``,
+    ``inject_hyperparams`` or ``apply_if_finite``, which looks at the mean gradient alone. The update is given the value
+    of the loss as ``value`` too, as optax's ``reduce_on_plateau`` wants it. ``optax.MultiSteps`` works for optimizers
+    that need nothing but the mean, and is refused for others: it would average the means of several batches, and pass
+    on the other statistics of the last one. For large batches there is ``microbatch_size``.
+
+    Args:
+      loss: ``loss(params, batch, ...) -> scalar``, a mean over the leading axis of every leaf of ``batch``.
+      opt: the optimizer; its state is ``opt.init(params)``.
+      batch_argnums: which arguments of the loss have a leading axis of examples.
+      keep_batch_dim: whether the loss sees an example as a batch of one, or, if False, without that axis.
+      has_aux: whether the loss returns ``(value, aux)``.
+      prng_argnum: an argument of the loss that is a PRNG key, to be split by example.
+      microbatch_size: how many examples run at a time; None lets the planner decide.
+      backend: what the program will be compiled for, if that is not the backend that is here.
+      memory_budget: bytes that the planner should stay within, by its own estimate.
+      statistics: of one's own, which the optimizer looks up by their names.
+      donate: whether the new parameters and state may take the memory of the old, which are then gone.
+
+    Returns:
+      ``step(params, state, batch, ...) -> (params, state, value)``, where ``batch, ...`` are the loss's arguments after
+      the parameters. With ``has_aux`` the last is ``(value, aux)``, and ``aux`` has a leading axis of examples.
+
+    >>> import jax.numpy as jnp
+    >>> from pegprof.optimizers import micro_adam
+    >>> opt, w = micro_adam(0.1), jnp.zeros(2)
+    >>> step = train_step(lambda w, x: jnp.mean((x @ w - 1) ** 2), opt)
+    >>> w, state, value = step(w, opt.init(w), jnp.array([[1.0, 0.0], [1.0, 1.0]]))
+    >>> w.round(3), value
+    (Array([0.1  , 0.071], dtype=float32), Array(1., dtype=float32))
+    """
+    roles = Roles(batch_argnums=batch_argnums, keep_batch_dim=keep_batch_dim, has_aux=has_aux, prng_argnum=prng_argnum)
+    own = {statistic.name: statistic for statistic in statistics}
+
+    def step(params: Any, state: Any, *args: Any) -> tuple[Any, Any, Any]:
+        B = batch_size((params, *args), roles)
+        needed = needed_statistics(opt, params, statistics=statistics, batch_size=B)
+        value_and_stats = value_and_grad_stats(
+            loss,
+            [own.get(name) or STATISTICS[name] for name in needed],
+            batch_argnums=batch_argnums,
+            keep_batch_dim=keep_batch_dim,
+            has_aux=has_aux,
+            prng_argnum=prng_argnum,
+            microbatch_size=microbatch_size,
+            backend=backend,
+            memory_budget=memory_budget,
+        )
+        value, stats = value_and_stats(params, *args)
+        updates, state = update(opt, stats, state, params, value=value[0] if has_aux else value)
+        return optax.apply_updates(params, updates), state, value
+
+    return jax.jit(step, donate_argnums=(0, 1) if donate else ())
