@@ -28,7 +28,7 @@ def moments_by_vmap(loss, params, batch):
         ("mlp", {"width": 16, "inputs": 12, "dtype": "float64"}),
         pytest.param(
             "transformer-tiny",
-            {"width": 8, "seq_len": 6, "heads": 2, "vocab": 11, "dtype": "float64"},
+            {"layers": 1, "width": 8, "seq_len": 6, "heads": 2, "vocab": 11, "dtype": "float64"},
             marks=pytest.mark.slow,
         ),
     ],
