@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 import pegprof
-from benchmarks import batch_scaling, engine, host_memory, models, rates, timing, zoo_verdicts
+from benchmarks import batch_scaling, engine, host_memory, models, optimizer_step, rates, timing, zoo_verdicts
 from benchmarks.engine_bars import check_bars
 from benchmarks.engine_results import Cell, Results, Row
 from pegprof.engine.costs import RATES, Rates
@@ -332,3 +332,41 @@ def test_host_memory_measures_a_users_model_and_says_what_it_cannot(linear, tmp_
         (method, "True") for method in ("grad", "vmap", "microbatch", "surgery")
     ]
     assert missing["reason"] == "there is no model 'no-such-model'"
+
+
+def test_optimizer_step_writes_a_row_for_each_step_and_checks_the_bar(linear, tmp_path):
+    path = tmp_path / "steps.csv"
+    options = ("--batch", "4,8", "--optimizers", "micro_adam,sign_ema", "--rounds", 2, "--repeats", 1)
+    result = invoke(optimizer_step, "--models", linear, *options, "--csv", path, "--check")
+    assert result.exit_code == 0
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["batch"], row["step"]) for row in rows[:4]] == [
+        ("4", "adam by grad"),
+        ("4", "micro_adam by surgery"),
+        ("4", "sign_ema by surgery"),
+        ("4", "micro_adam by vmap"),
+    ]
+    assert len(rows) == 8
+    assert float(rows[0]["time_ratio"]) == 1.0
+
+
+def test_a_step_of_micro_adam_above_the_bar_is_missed_and_others_have_none():
+    facts = {"batch": 64, "time_s": 1.0, "ratios": "", "runs": 1, "temp_bytes": 1, "compile_s": 1.0, "rounds": 1}
+    rows = [
+        optimizer_step.Row(model=model, step=f"{step} by surgery", time_ratio=ratio, jaxlib="", **facts)
+        for model, step, ratio in [
+            ("transformer-tiny", "micro_adam", 1.16),
+            ("transformer-tiny", "micro_adam", 1.14),
+            ("transformer-tiny", "adam_mix", 2.0),
+            ("cnn", "micro_adam", 2.0),
+        ]
+    ]
+    assert optimizer_step.missed_bars(rows) == [
+        "micro_adam by surgery on transformer-tiny, batch 64: 1.16, the bar is 1.15"
+    ]
+
+
+def test_an_optimizer_that_is_not_there_is_named_with_the_nearest():
+    with pytest.raises(PegprofError, match="did you mean 'micro_adam'"):
+        invoke(optimizer_step, "--optimizers", "micro_adm")

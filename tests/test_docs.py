@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import model_zoo
@@ -17,6 +18,7 @@ import pegprof
 from pegprof.cli import app
 from pegprof.engine.statistics import STATISTICS
 from pegprof.errors import ExitCode
+from pegprof.optimizers import OPTIMIZERS, needed_statistics
 from pegprof.own_models import ENTRY_POINTS
 from pegprof.problem import load_problem, zoo_names
 from pegprof.profiling.catalog import Entry
@@ -105,6 +107,25 @@ def test_the_readme_lists_every_model_with_its_parameters():
 
 def test_the_readme_lists_every_statistic():
     assert sorted(first_cells("Statistics")) == sorted(STATISTICS)
+
+
+def test_the_readme_lists_every_optimizer_with_what_it_needs():
+    table = re.search(r"^\| optimizer \|.*?\n\n", README, re.MULTILINE | re.DOTALL).group(0)
+    names = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert names == list(OPTIMIZERS)
+    for name, needs in zip(names, table.strip().splitlines()[2:], strict=True):
+        found = [need for need in needed_statistics(OPTIMIZERS[name](1e-3), jnp.zeros(2)) if need != "mean"]
+        assert re.findall(r"`(\w+)`", needs.split("|")[3]) == (found if name != "adam_mix" else [])
+
+
+def test_the_readme_shows_the_steps_that_are_on_record():
+    with (ROOT / "reports" / "optimizer-step.csv").open(newline="") as file:
+        recorded = {(row["step"], row["batch"]): float(row["time_ratio"]) for row in csv.DictReader(file)}
+    text = re.search(r"<!-- optimizer-step -->\n(.*?)\n\n", README, re.DOTALL).group(1)
+    head, _, *lines = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    batches = [cell.removeprefix("batch ") for cell in head[1:]]
+    shown = {(line[0], batch): cell for line in lines for batch, cell in zip(batches, line[1:], strict=True)}
+    assert shown == {key: f"{ratio:.2f}" for key, ratio in recorded.items() if key[0] != "adam by grad"}
 
 
 def test_the_readme_lists_every_method():

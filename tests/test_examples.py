@@ -7,11 +7,21 @@ from pathlib import Path
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
+def run_example(name):
+    done = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, check=True, timeout=300)
+    return done.stdout.splitlines()
+
+
 def test_the_noise_scale_is_printed_while_the_loss_falls():
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / "noise_scale.py"], capture_output=True, text=True, check=True, timeout=300
-    )
-    lines = done.stdout.splitlines()
-    losses = [float(line.split()[3]) for line in lines]
+    losses = [float(line.split()[3]) for line in run_example("noise_scale.py")]
     assert len(losses) == 6
     assert losses[-1] < 0.7 * losses[0]
+
+
+def test_every_optimizer_of_the_example_learns_from_the_statistics_that_it_needs():
+    words = {line.split()[0]: line.split()[2:] for line in run_example("train_micro_adam.py")}
+    assert list(words) == ["adam", "micro_adam", "sign_ema", "micro_sign_sgd"]
+    for first, _, last, *_ in words.values():
+        assert float(last) < float(first)
+    assert words["micro_adam"][-2:] == ["mean,", "second_moment"]
+    assert words["micro_sign_sgd"][-1] == "sign_mean"
