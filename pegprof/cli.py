@@ -416,3 +416,30 @@ def _shape_of(file: IO[str], *, widest: int = 100) -> dict[str, Any]:
     console = Console(file=file)
     width = min(console.width, widest) if file.isatty() else WIDTH
     return {"width": width, "color": console.is_terminal and not console.no_color}
+
+
+@app.command()
+def experiment(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which: sign-placement.")],
+    quick: Annotated[bool, typer.Option("--quick", help="A look, in under five minutes.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where it goes; reports/NAME, or reports/NAME-quick.")
+    ] = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Repeat one of the paper's experiments.
+
+    Writes tables, figures and a page that says what agrees. What was interrupted goes on where it stopped.
+    """
+    from pegprof.experiments import load_experiment
+    from pegprof.experiments.runner import run_experiment
+    from pegprof.profiling import progress
+
+    chosen = load_experiment(name)
+    folder = out or Path("reports") / (f"{name}-quick" if quick else name)
+    with progress.listen(quiet=quiet) as talk:
+        outcome = run_experiment(chosen, folder, quick=quick, talk=talk)
+    for finding in outcome.findings:
+        print(f"{finding.verdict}: {finding.claim}\n    {finding.measured}")
+    _say(f"{outcome.done} of {outcome.planned} runs; wrote {outcome.page}")

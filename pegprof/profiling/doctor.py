@@ -41,6 +41,7 @@ EXTRAS: Mapping[str, Extra] = {
     "cuda12": Extra(purpose="an NVIDIA GPU here, CUDA 12", packages=("jax-cuda12-plugin", "nvidia-cudnn-cu12")),
     "cuda13": Extra(purpose="an NVIDIA GPU here, CUDA 13", packages=("jax-cuda13-plugin",)),
     "bench": Extra(purpose="the figures of benchmarks/", packages=("matplotlib",)),
+    "experiments": Extra(purpose="pegprof experiment", packages=("matplotlib", "scikit-learn")),
     "test": Extra(purpose="the tests", packages=("pytest", "pytest-xdist", "hypothesis")),
     "dev": Extra(purpose="development", packages=("ruff", "mypy", "pre-commit")),
 }

@@ -29,26 +29,28 @@ HEALTHY = Symptoms(
 
 GOLDEN = """\
 pegprof 0.1.0
-ok    python        3.11.7
-ok    jax           0.10.2
-ok    jaxlib        0.10.2
-ok    flax          0.12.8
-ok    optax         0.2.8
-ok    typer         0.29.0
-ok    rich          14.0.0
-ok    psutil        7.0.0
-ok    pandas        2.2.3
-ok    device        cpu: Some Processor, 2 cores
-ok    memory        20.0 GiB of 24.0 GiB available; a run may take 18.0 GiB
-note  targets       no compiler for a device that is not here
-note  extra tpu     not installed, for a TPU, here or only compiled for; pip install -e '.[tpu]'
-note  extra gpu     not installed, for an NVIDIA GPU that is only compiled for; pip install -e
-                    '.[gpu]'
-note  extra cuda12  not installed, for an NVIDIA GPU here, CUDA 12; pip install -e '.[cuda12]'
-note  extra cuda13  not installed, for an NVIDIA GPU here, CUDA 13; pip install -e '.[cuda13]'
-ok    extra bench   installed, for the figures of benchmarks/
-note  extra test    not installed, for the tests; pip install -e '.[test]'
-note  extra dev     not installed, for development; pip install -e '.[dev]'
+ok    python             3.11.7
+ok    jax                0.10.2
+ok    jaxlib             0.10.2
+ok    flax               0.12.8
+ok    optax              0.2.8
+ok    typer              0.29.0
+ok    rich               14.0.0
+ok    psutil             7.0.0
+ok    pandas             2.2.3
+ok    device             cpu: Some Processor, 2 cores
+ok    memory             20.0 GiB of 24.0 GiB available; a run may take 18.0 GiB
+note  targets            no compiler for a device that is not here
+note  extra tpu          not installed, for a TPU, here or only compiled for; pip install -e
+                         '.[tpu]'
+note  extra gpu          not installed, for an NVIDIA GPU that is only compiled for; pip install -e
+                         '.[gpu]'
+note  extra cuda12       not installed, for an NVIDIA GPU here, CUDA 12; pip install -e '.[cuda12]'
+note  extra cuda13       not installed, for an NVIDIA GPU here, CUDA 13; pip install -e '.[cuda13]'
+ok    extra bench        installed, for the figures of benchmarks/
+note  extra experiments  not installed, for pegprof experiment; pip install -e '.[experiments]'
+note  extra test         not installed, for the tests; pip install -e '.[test]'
+note  extra dev          not installed, for development; pip install -e '.[dev]'
 Ready to measure."""
 
 
@@ -65,11 +67,14 @@ def with_version(package, version):
 @pytest.mark.parametrize(
     ("symptoms", "line"),
     [
-        (with_version("optax", None), "problem  optax         is not installed; pip install -U 'optax>=0.2.8'"),
-        (with_version("jax", "0.9.2"), "problem  jax           0.9.2 is older than 0.10; pip install -U 'jax>=0.10'"),
+        (with_version("optax", None), "problem  optax              is not installed; pip install -U 'optax>=0.2.8'"),
+        (
+            with_version("jax", "0.9.2"),
+            "problem  jax                0.9.2 is older than 0.10; pip install -U 'jax>=0.10'",
+        ),
         (
             dataclasses.replace(HEALTHY, devices=(), device_failure="RuntimeError: no TPU"),
-            "problem  device        RuntimeError: no TPU; JAX_PLATFORMS=cpu pegprof run ... measures on the CPU alone",
+            "problem  device             RuntimeError: no TPU; JAX_PLATFORMS=cpu pegprof run ... measures on the CPU alone",
         ),
     ],
 )
@@ -86,13 +91,16 @@ def test_what_stands_in_the_way_is_a_problem_with_its_remedy(symptoms, line):
     [
         (
             dataclasses.replace(HEALTHY, idle_accelerators=("gpu",)),
-            "note  device        there is a GPU here, but JAX has no plug-in for it; pip install -e '.[cuda12]'",
+            "note  device             there is a GPU here, but JAX has no plug-in for it; pip install -e '.[cuda12]'",
         ),
-        (dataclasses.replace(HEALTHY, memory=None), "note  memory        unknown without psutil"),
-        (dataclasses.replace(HEALTHY, targets=("tpu-v5e", "h100")), "ok    targets       compilers for tpu-v5e, h100"),
+        (dataclasses.replace(HEALTHY, memory=None), "note  memory             unknown without psutil"),
+        (
+            dataclasses.replace(HEALTHY, targets=("tpu-v5e", "h100")),
+            "ok    targets            compilers for tpu-v5e, h100",
+        ),
         (
             dataclasses.replace(HEALTHY, has_wheels=False),
-            "note  extra tpu     no wheels for this system, for a TPU, here or only compiled for",
+            "note  extra tpu          no wheels for this system, for a TPU, here or only compiled for",
         ),
         (
             dataclasses.replace(HEALTHY, memory=dataclasses.replace(HEALTHY.memory, container=GIB)),
