@@ -74,7 +74,7 @@ def with_version(package, version):
         ),
         (
             dataclasses.replace(HEALTHY, devices=(), device_failure="RuntimeError: no TPU"),
-            "problem  device             RuntimeError: no TPU; JAX_PLATFORMS=cpu pegprof run ... measures on the CPU alone",
+            "problem  device             RuntimeError: no TPU; JAX_PLATFORMS=cpu pegprof run ... measures on the CPU",
         ),
     ],
 )
