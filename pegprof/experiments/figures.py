@@ -22,6 +22,14 @@ def make_panels(count: int, *, height: float = 3.6) -> tuple[Any, Sequence[Any]]
     return figure, panels
 
 
+def name_ticks(axes: Any, at: Sequence[float]) -> None:
+    """Ticks where something was measured, with plain numbers, and nowhere else."""
+    axes.set_xticks(at, [f"{x:g}" for x in at])
+    axes.set_xticks([], minor=True)
+    if at:  # with some room; a logarithmic axis would else go on to the next power of ten
+        axes.set_xlim(min(at) * 0.8 if min(at) else -0.2, max(at) * 1.25)
+
+
 def style(number: int) -> dict[str, Any]:
     """The look of the n-th of the things that are compared."""
     return {

@@ -6,9 +6,9 @@ second moment of 1, and so the SNR
     f(x) = e(x) / (1 - e(x)),      2x/π for small x,      more than x above x ≈ 1.41.
 
 The average of n independent copies has n times the SNR. So the mean of B signs has B f(x), the sign of a mean of B has
-f(B x): the same where B x is small, and the second ever larger beyond. µ² is estimated without bias. An SNR of signs is
-that of all entries together, Σµ² / Σσ², for a single entry may have the same sign in all that was drawn; before the
-sign entries have scales of their own, and there it is the mean of the entries' SNRs.
+f(B x): the same where B x is small, and the second ever larger beyond. µ² is estimated without bias. An SNR is that of
+all entries together, Σµ² / Σσ², each entry scaled to a mean square of one, which signs have anyway: the mean of the
+entries' own SNRs would be that of the few with the least noise.
 
 An SNR takes any mean for signal. Where gradients are skewed, the mean of signs may be far from zero and yet point away
 from the mean gradient: ``signs_agree`` is the share of the mean gradient, by magnitude, in entries where it does not.
@@ -42,15 +42,17 @@ _STATS = (
 )
 
 
-def predict_sign_snr(x: np.ndarray) -> float:
-    """f for Gaussian entries of these SNRs, together; an estimate below zero has the tangent of e there.
+def predict_sign_snr(x: np.ndarray, *, averaged: int = 1) -> float:
+    """The SNR of an average of signs of Gaussians of these SNRs; an estimate below zero has the tangent of e there.
 
     >>> round(predict_sign_snr(np.array([0.01])), 4), round(predict_sign_snr(np.array([4.0])), 1)
-    (0.0064, 10.3)
+    (0.0064, 10.2)
+    >>> round(predict_sign_snr(np.array([0.01]), averaged=10), 3)
+    0.064
     """
     e = np.square(np.vectorize(math.erf)(np.sqrt(np.maximum(x, 0) / 2)))
     e = np.where(x > 0, e, 2 * x / np.pi)
-    return float(np.sum(e) / np.sum(1 - e))
+    return _together(e, (1 - e) / averaged)
 
 
 def measure_noise(task_name: str, params: Any, *, batch: int, batches: int, seed: int) -> dict[str, float]:
@@ -70,12 +72,13 @@ def measure_noise(task_name: str, params: Any, *, batch: int, batches: int, seed
     return {
         "share_dense": float(np.mean(dense)),
         "signs_agree": float(np.sum(np.abs(moment["mean"])[same]) / np.sum(np.abs(moment["mean"]))),
-        "snr": float(np.mean(before)),
-        "snr_after_sign": _together(moment["sign_mean"], moment["nonzero"], n),
+        "snr": _together(signal, noise),
+        "snr_after_sign": _together(*_signal_and_noise(moment["sign_mean"], moment["nonzero"], n)),
         "snr_after_sign_predicted": predict_sign_snr(before),
-        "snr_mean_of_signs": _together(signs.mean(axis=0), np.square(signs).mean(axis=0), batches),
-        "snr_mean_of_signs_predicted": batch * predict_sign_snr(before),
-        "snr_sign_of_mean": _together(np.sign(means).mean(axis=0), np.square(np.sign(means)).mean(axis=0), batches),
+        "snr_mean": _together(signal, noise / batch),
+        "snr_mean_of_signs": _together_of_draws(signs),
+        "snr_mean_of_signs_predicted": predict_sign_snr(before, averaged=batch),
+        "snr_sign_of_mean": _together_of_draws(np.sign(means)),
         "snr_sign_of_mean_predicted": predict_sign_snr(batch * before),
         "kurtosis_25": float(kurtosis[0]),
         "kurtosis_50": float(kurtosis[1]),
@@ -103,9 +106,14 @@ def _signal_and_noise(mean: np.ndarray, second_moment: np.ndarray, n: int) -> tu
     return mean**2 - variance / n, variance
 
 
-def _together(mean: np.ndarray, second_moment: np.ndarray, n: int) -> float:
-    signal, noise = _signal_and_noise(mean, second_moment, n)
-    return float(np.sum(signal) / np.sum(noise))
+def _together(signal: np.ndarray, noise: np.ndarray) -> float:
+    """The SNR of all entries, each scaled to a mean square of one."""
+    power = signal + noise
+    return float(np.sum(signal / power) / np.sum(noise / power))
+
+
+def _together_of_draws(draws: np.ndarray) -> float:
+    return _together(*_signal_and_noise(draws.mean(axis=0), np.square(draws).mean(axis=0), len(draws)))
 
 
 def _kurtosis(m: dict[str, np.ndarray]) -> np.ndarray:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegprof.experiments.base import Experiment, Finding, Rows, Run, Tables
-from pegprof.experiments.figures import make_panels, style
+from pegprof.experiments.figures import make_panels, name_ticks, style
 
 SIGNS = ("micro_sign_sgd", "sign_sgd", "sign_ema")
 TASKS = ("digits", "bytes")
@@ -23,10 +23,10 @@ FULL: Mapping[str, Any] = {
     "batches": 64,
 }
 QUICK: Mapping[str, Any] = {
-    "steps": {"digits": 300, "bytes": 100},
+    "steps": {"digits": 300, "bytes": 60},
     "rates": (3e-4, 1e-3, 3e-3),
     "seeds": (0, 1),
-    "batches": 16,
+    "batches": 12,
 }
 NOISE_RATE = 1e-3  # of the training on whose way the noise is measured, by sign_ema
 GAUSSIAN_KURTOSIS = (2.5, 4.0)  # what we call near 3
@@ -195,6 +195,7 @@ def _draw_losses(tables: Tables) -> Any:
             spreads = [statistics.stdev(values) if len(values) > 1 else 0.0 for _, values in by_rate]
             axes.errorbar([rate for rate, _ in by_rate], means, yerr=spreads, capsize=3, label=sign, **style(number))
         axes.set(title=task, xlabel="learning rate η at the start", ylabel="held-out loss (nats)", xscale="log")
+        name_ticks(axes, sorted({row["rate"] for row in tables.get("training", [])}))
         axes.legend(frameon=False)
     return figure
 
@@ -202,7 +203,7 @@ def _draw_losses(tables: Tables) -> Any:
 def _draw_noise(tables: Tables) -> Any:
     figure, panels = make_panels(len(TASKS))
     lines = {
-        "B × example, no sign": lambda row: row["batch"] * row["snr"],
+        "mean, no sign": lambda row: row["snr_mean"],
         "mean of signs": lambda row: row["snr_mean_of_signs"],
         "sign of mean": lambda row: row["snr_sign_of_mean"],
         "sign of mean, predicted": lambda row: row["snr_sign_of_mean_predicted"],
@@ -213,6 +214,7 @@ def _draw_noise(tables: Tables) -> Any:
             axes.plot([row["step"] for row in rows], [value(row) for row in rows], label=label, **style(number))
         axes.set(title=task, xlabel="step", ylabel=f"SNR of a batch of {BATCH}, µ²/σ²", yscale="log")
         axes.set_xscale("symlog", linthresh=1)
+        name_ticks(axes, [row["step"] for row in rows])
         axes.legend(frameon=False)
     return figure
 
