@@ -56,6 +56,18 @@ class Asker:
     talk: Talk
     debug: bool = False
     problem: Problem | None = None
+    _ready: dict[str, Worker] = dataclasses.field(default_factory=dict, init=False)  # by target
+
+    def _get_ready(self, target: Target) -> None:
+        """Starts the process of the next question to a target, which then imports jax while another one works."""
+        if not self.problem and target.name not in self._ready:
+            self._ready[target.name] = self.start(target)
+            self._ready[target.name].send("get_ready", {})
+
+    def close(self) -> None:
+        """Ends those who are ready, and were not asked."""
+        while self._ready:
+            self._ready.popitem()[1].close()
 
     def start(self, target: Target, *files: int) -> Worker:
         """Somebody who does jobs, and has some open files too."""
@@ -63,11 +75,26 @@ class Asker:
             return here.Here(self.problem, talk=self.talk)
         return Child(target.environment, talk=self.talk, files=files, debug=self.debug)
 
-    def ask(self, job: str, target: Target, *, limit_s: float = LIMIT_S, **fields: Any) -> dict[str, Any]:
-        """One job, in a process of its own."""
-        worker = self.start(target)
+    def ask(
+        self, job: str, target: Target, *, limit_s: float = LIMIT_S, then: Target | None = None, **fields: Any
+    ) -> dict[str, Any]:
+        """One job, in a process of its own.
+
+        Args:
+          job: by name.
+          target: what for.
+          limit_s: for all of it.
+          then: whom the next question goes to, if that is known: so that somebody gets ready for it meanwhile.
+          **fields: further ones of the request.
+        """
+        ready = self._ready.pop(target.name, None)
+        worker = ready or self.start(target)
         try:
+            if ready:
+                ready.receive(limit_s=limit_s, watch=targets.short_of_memory)
             worker.send(job, {**dataclasses.asdict(self.settings), **target.request, **fields})
+            if then:
+                self._get_ready(then)
             return worker.receive(limit_s=limit_s, watch=targets.short_of_memory)
         finally:
             worker.close()
@@ -81,6 +108,7 @@ class Asker:
         capacity_bytes: int | None,
         surgery_size: int | None = None,
         limit_s: float = LIMIT_S,
+        then: Target | None = None,
     ) -> tuple[Compiled, str]:
         """One method at one batch size, and what a child that failed had printed. It never raises for a method's sake.
 
@@ -91,13 +119,14 @@ class Asker:
           capacity_bytes: what surgery's planner may use.
           surgery_size: how many examples surgery takes at a time, where that is not the planner's choice.
           limit_s: for all of it.
+          then: as for ``ask``.
 
         Raises:
           PegprofError: the compiler itself is of no use.
         """
         request = {"batch": batch, "method": method, "capacity_bytes": capacity_bytes, "surgery_size": surgery_size}
         try:
-            answer = self.ask("compile", target, limit_s=limit_s, **request)
+            answer = self.ask("compile", target, limit_s=limit_s, then=then, **request)
         except ChildFailure as failure:
             return _read(failure.answer, failure=failure.reason), failure.output
         except PegprofError as error:

@@ -135,16 +135,18 @@ class Session:
             if self.compiled:
                 self.save(self.result())
             raise
+        finally:
+            self.asker.close()
         self.complete = True
         self.save(self.result())
         return self.result()
 
     def _run_stages(self) -> None:
-        self.describe()
+        self.describe(then=self.targets[0])
         total = len(self.targets) * len(self.settings.batches) * len(self.settings.methods)
         for target in self.targets:
             for batch, method in itertools.product(self.settings.batches, self.settings.methods):
-                self.compile(batch, method, target, count=f" ({len(self.compiled) + 1} of {total})")
+                self.compile(batch, method, target, count=f" ({len(self.compiled) + 1} of {total})", then=target)
                 self.save(self.result())
             if verdict := self._find_verdict(target):
                 self.verdicts[target.name] = verdict
@@ -154,12 +156,12 @@ class Session:
             for batch in self.settings.batches:
                 self._time(batch, self.host)
 
-    def describe(self) -> None:
-        """Finds out about the model, and what memory there is."""
+    def describe(self, *, then: Target | None = None) -> None:
+        """Finds out about the model, and what memory there is; ``then`` is as for ``Asker.ask``."""
         self.talk.doing(f"loading {self.settings.model}")
         measure_rate = self.settings.time and self.host is not None
         try:
-            answer = self.asker.ask("describe", self.host or cpu_target(), measure_rate=measure_rate)
+            answer = self.asker.ask("describe", self.host or cpu_target(), then=then, measure_rate=measure_rate)
         except ChildFailure as failure:
             what = f"the model {self.settings.model} could not be loaded: {failure.reason}"
             raise PegprofError(what, hint=last_lines(failure.output), exit_code=ExitCode.UNMEASURED) from failure
