@@ -136,11 +136,14 @@ def _judge_order(tables: Tables, task: str) -> Finding | None:
         return None
     gap = statistics.fmean(early[1]) - statistics.fmean(late[1])
     both = (late[1], early[1])
+    swept = [set(losses(tables, task, sign)) for sign in ("sign_ema", "micro_sign_sgd")]
+    partial = swept[0] != swept[1]  # the time limit cut a sweep short: the best of few rates says nothing
     alone = any(len(values) < 2 for values in both)  # one seed has no spread, and so no verdict
-    doubt = float("inf") if alone else 2 * sum(statistics.variance(x) / len(x) for x in both) ** 0.5
+    doubt = float("inf") if alone or partial else 2 * sum(statistics.variance(x) / len(x) for x in both) ** 0.5
     return Finding(
         claim="the sign after both averages, sign_ema, is ahead of the sign before them, micro_sign_sgd",
-        measured=f"{task}: held-out loss at the best rate {_words(late)} against {_words(early)}",
+        measured=f"{task}: held-out loss at the best rate {_words(late)} against {_words(early)}"
+        + ("; not all rates were run" if partial else ""),
         verdict="does not show" if abs(gap) <= doubt else "agrees" if gap > 0 else "disagrees",
     )
 

@@ -71,6 +71,14 @@ def test_a_difference_counts_beyond_two_standard_errors_and_not_from_one_seed(la
     assert [finding.verdict for finding in judge(tables)] == [verdict]
 
 
+def test_a_sweep_that_was_cut_short_has_no_verdict():
+    tables = {"training": rows("sign_ema", [1.0, 1.1]) + rows("micro_sign_sgd", [2.0, 2.1])}
+    tables["training"] += rows("micro_sign_sgd", [3.0, 3.1], rate=1e-2)
+    (finding,) = judge(tables)
+    assert finding.verdict == "does not show"
+    assert finding.measured.endswith("; not all rates were run")
+
+
 def test_each_sign_is_judged_at_its_own_best_rate():
     tables = {"training": rows("sign_ema", [1.0, 1.1]) + rows("sign_ema", [9.0, 9.0], rate=1e-2)}
     tables["training"] += rows("micro_sign_sgd", [5.0, 5.0]) + rows("micro_sign_sgd", [2.0, 2.1], rate=1e-2)
