@@ -18,7 +18,7 @@ from pegprof import optimizers
 
 STEPS, BATCH, CONTEXT, WIDTH = 300, 64, 8, 64
 
-OPTIMIZERS = {  # each at the best of 3e-4, 1e-3, 3e-3, 1e-2 and 3e-2
+OPTIMIZERS = {  # each with a learning rate of its own
     "adam": optax.adam(1e-2),
     "micro_adam": optimizers.micro_adam(3e-2),
     "sign_ema": optimizers.sign_ema(3e-3),
