@@ -1,6 +1,7 @@
 """Asking children about a model, each in a fresh process with the environment of its target."""
 
 import dataclasses
+import threading
 from typing import Any
 
 from pegprof.errors import ExitCode, PegprofError
@@ -56,6 +57,7 @@ class Asker:
     talk: Talk
     debug: bool = False
     problem: Problem | None = None
+    stop: threading.Event = dataclasses.field(default_factory=threading.Event)  # ends all that children are doing
     _ready: dict[str, Worker] = dataclasses.field(default_factory=dict, init=False)  # by target
 
     def _get_ready(self, target: Target) -> None:
@@ -91,13 +93,16 @@ class Asker:
         worker = ready or self.start(target)
         try:
             if ready:
-                ready.receive(limit_s=limit_s, watch=targets.short_of_memory)
+                ready.receive(limit_s=limit_s, watch=self._watch)
             worker.send(job, {**dataclasses.asdict(self.settings), **target.request, **fields})
             if then:
                 self._get_ready(then)
-            return worker.receive(limit_s=limit_s, watch=targets.short_of_memory)
+            return worker.receive(limit_s=limit_s, watch=self._watch)
         finally:
             worker.close()
+
+    def _watch(self) -> str | None:
+        return "stopped" if self.stop.is_set() else targets.short_of_memory()
 
     def compile(
         self,

@@ -77,12 +77,11 @@ def find_edge(
 
 
 def _guess_next(tries: Mapping[int, Try], fitting: int, refused: int, capacity_bytes: int) -> int:
-    """Some number strictly between the two, the one just above the foretold edge if it can be."""
+    """Some number strictly between the two: just above the foretold edge or, where that is wrong, in the middle."""
     foretold = _foretell(tries, capacity_bytes) if len(tries) < PATIENCE else None
-    if foretold is None:
-        middle = (fitting + refused + 1) // 2
-        return min(middle, refused - 1)
-    return int(max(fitting + 1, min(foretold + 1, refused - 1)))
+    if foretold is None or foretold < fitting:
+        return min((fitting + refused + 1) // 2, refused - 1)
+    return int(min(foretold + 1, refused - 1))
 
 
 def _foretell(tries: Mapping[int, Try], capacity_bytes: int) -> float | None:

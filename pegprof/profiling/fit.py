@@ -6,6 +6,7 @@ surgery as many as the planner chose for the first batch that was tried.
 
 import dataclasses
 import time
+from concurrent import futures
 
 from pegprof.errors import ExitCode, PegprofError
 from pegprof.profiling.asking import LIMIT_S, Compiled
@@ -14,6 +15,9 @@ from pegprof.profiling.measure import Save, Session
 from pegprof.profiling.progress import Talk
 from pegprof.profiling.result import Result, Settings
 from pegprof.profiling.targets import Target
+
+AT_ONCE = 2
+"""Searches side by side. A compiler mostly keeps one core busy, and takes a GiB or two."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,7 +80,13 @@ def check_fit(settings: Settings, target: Target, *, talk: Talk, save: Save, deb
 def find_largest(settings: Settings, target: Target, *, most: int, talk: Talk, save: Save, debug: bool = False) -> Fit:
     """The largest batch that fits, by each method; the batch of the settings is where the search begins."""
     session = _start(settings, target, talk=talk, save=save, debug=debug)
-    answers = [_Search(session, target, method, most=most).run() for method in settings.methods]
+    searches = [_Search(session, target, method, most=most) for method in settings.methods]
+    with futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        try:
+            answers = list(pool.map(_Search.run, searches))
+        except BaseException:  # Ctrl-C: the children shall not be waited for
+            session.asker.stop.set()
+            raise
     return Fit(result=_finish(session), answers=tuple(answers), most=most)
 
 
@@ -147,5 +157,4 @@ class _Search:
             return None
         if compiled.failure:
             raise _NoAnswer(f"batch {batch}: {compiled.failure}")
-        session.save(session.result())
         return compiled

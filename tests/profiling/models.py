@@ -30,6 +30,16 @@ def fine():
     return _problem("fine", _mean_loss)
 
 
+def huge():
+    """Parameters and gradient, twice 64 GiB: more than any TPU of today has."""
+    return Problem(
+        name="huge",
+        init=lambda key: jnp.zeros((2**17, 2**17)),
+        loss=lambda w, x_BxI: jnp.mean(jnp.tanh(x_BxI @ w) ** 2),
+        batch=lambda key, B: jnp.ones((B, 2**17)),
+    )
+
+
 def prints_at_every_trace():
     def loss(params, x_BxI):
         print("tracing", x_BxI.shape)  # noqa: T201

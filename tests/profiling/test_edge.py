@@ -38,6 +38,14 @@ def test_a_compiler_that_squeezes_near_the_edge_compiles_only_once():
     assert [batch for batch in tried if batch <= edge.largest] == [51]
 
 
+def test_where_the_line_is_wrong_the_rest_is_halved_from_above():
+    """As a TPU's compiler has been seen to: what it says of refused batches foretells too little."""
+    needs = {64: 1240, 52: 1066, 51: 1050, 50: 1030, 49: 1010}
+    edge, tried = search(lambda batch: needs.get(batch, 1200 if batch > 48 else 920), capacity=1000)
+    assert edge == exact(48, 49)
+    assert [batch for batch in tried if batch <= 48] == [48]
+
+
 def test_what_hardly_grows_has_no_limit_up_to_the_most():
     edge, tried = search(lambda batch: 500, starts=(64, 4096))
     assert edge == exact(4096, None)

@@ -22,7 +22,7 @@ from pegprof.profiling.targets import absent_target
 
 FINE = str(Path(__file__).with_name("models.py")) + ":fine"
 SETTINGS = Settings(model=FINE, batches=(4,))
-TOO_MANY = 2**33  # examples, of 16 bytes each
+HUGE = str(Path(__file__).with_name("models.py")) + ":huge"
 
 with_wheels = pytest.mark.skipif(not has_wheels(), reason="there are no compilers for this system")
 
@@ -56,13 +56,13 @@ def test_every_device_of_the_table_is_accepted_by_its_compiler(backend):
             answer = child.receive(limit_s=120)
             assert answer["argument_bytes"] >= 4 * (4 * 3 + 3 + 4 * 4), device.name
             if backend == "tpu":
-                child.send("compile", request(device.name, batch=TOO_MANY))
+                child.send("compile", request(device.name, model=HUGE))
                 assert child.receive(limit_s=120)["available_bytes"] == device.memory_bytes, device.name
 
 
 @with_wheels
 def test_what_does_not_fit_is_refused_with_what_it_needs_and_what_there_is():
-    refused = compile_for("tpu-v5e", batch=TOO_MANY)
+    refused = compile_for("tpu-v5e", settings=dataclasses.replace(SETTINGS, model=HUGE))
     assert (refused.refused, refused.failure, refused.available_bytes) == (True, None, int(15.75 * GIB))
     assert refused.peak_bytes > 100 * GIB
     assert not refused.fits(None)
