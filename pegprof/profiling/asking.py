@@ -60,17 +60,6 @@ class Asker:
     stop: threading.Event = dataclasses.field(default_factory=threading.Event)  # ends all that children are doing
     _ready: dict[str, Worker] = dataclasses.field(default_factory=dict, init=False)  # by target
 
-    def _get_ready(self, target: Target) -> None:
-        """Starts the process of the next question to a target, which then imports jax while another one works."""
-        if not self.problem and target.name not in self._ready:
-            self._ready[target.name] = self.start(target)
-            self._ready[target.name].send("get_ready", {})
-
-    def close(self) -> None:
-        """Ends those who are ready, and were not asked."""
-        while self._ready:
-            self._ready.popitem()[1].close()
-
     def start(self, target: Target, *files: int) -> Worker:
         """Somebody who does jobs, and has some open files too."""
         if self.problem:
@@ -103,6 +92,17 @@ class Asker:
 
     def _watch(self) -> str | None:
         return "stopped" if self.stop.is_set() else targets.short_of_memory()
+
+    def _get_ready(self, target: Target) -> None:
+        """Starts the process of the next question to a target, which then imports jax while another one works."""
+        if not self.problem and target.name not in self._ready:
+            self._ready[target.name] = self.start(target)
+            self._ready[target.name].send("get_ready", {})
+
+    def close(self) -> None:
+        """Ends those who are ready, and were not asked."""
+        while self._ready:
+            self._ready.popitem()[1].close()
 
     def compile(
         self,
