@@ -110,7 +110,7 @@ def plan_sites(
         sizes = _paces_to_try(trace.B, body, where, memory_budget)
     options = {size: planner.plan_at(size) for size in sizes}
     paces = [planner.pace(size, options[size], body) for size in sizes]
-    best = _best_pace(paces, memory_budget)
+    best = _best_pace(paces, where, memory_budget)
     return Plan(
         rows=options[best.microbatch_size],
         stats=tuple(stat.name for stat in stats),
@@ -145,13 +145,13 @@ def _halves(B: int) -> list[int]:
     return [B >> k for k in range(B.bit_length())]
 
 
-def _best_pace(paces: Sequence[Pace], memory_budget: int | None) -> Pace:
-    """The fastest that fits the budget, the largest if it is nearly as fast; if none fits, the one that needs least."""
+def _best_pace(paces: Sequence[Pace], backend: str, memory_budget: int | None) -> Pace:
+    """The largest that fits the budget, on a CPU the fastest if that is worth it; if none fits, what needs least."""
     fitting = [pace for pace in paces if memory_budget is None or pace.bytes <= memory_budget]
     if not fitting:
         return min(paces, key=lambda pace: pace.bytes)
     most, fastest = fitting[0], min(fitting, key=lambda pace: pace.seconds)
-    return fastest if fastest.seconds < WORTH_IT * most.seconds else most
+    return fastest if backend == "cpu" and fastest.seconds < WORTH_IT * most.seconds else most
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

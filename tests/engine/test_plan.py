@@ -160,6 +160,13 @@ def test_what_is_not_a_plan_is_refused_in_words(text):
         Plan.from_json(text)
 
 
+@pytest.mark.parametrize("backend", ["tpu", "gpu"])
+def test_off_the_cpu_a_budget_that_all_fit_into_changes_nothing(backend):
+    """There fewer at a time are for want of memory only, whatever the rates say of speed."""
+    plan = make_plan(_model, *_arguments(64), backend=backend, memory_budget=2**50)
+    assert plan.microbatch_size == 64
+
+
 def test_a_memory_budget_makes_the_planner_run_fewer_at_a_time():
     free = make_plan(_model, *_arguments(64), backend="tpu")
     assert free.microbatch_size == 64
