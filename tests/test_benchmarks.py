@@ -2,7 +2,7 @@
 
 import csv
 import dataclasses
-import importlib
+import importlib.metadata
 import math
 import re
 import subprocess
@@ -16,12 +16,27 @@ import pytest
 from typer.testing import CliRunner
 
 import pegprof
-from benchmarks import batch_scaling, engine, host_memory, models, optimizer_step, rates, timing, zoo_verdicts
+from benchmarks import (
+    batch_scaling,
+    engine,
+    gate_noise,
+    host_memory,
+    models,
+    optimizer_step,
+    rates,
+    timing,
+    zoo_targets,
+    zoo_verdicts,
+)
+from benchmarks.command import write_csv
 from benchmarks.engine_bars import check_bars
 from benchmarks.engine_results import Cell, Results, Row
 from pegprof.engine.costs import RATES, Rates
 from pegprof.errors import PegprofError
 from pegprof.problem import load_problem
+from pegprof.profiling.comparison import Change
+from pegprof.profiling.gate import Gate
+from pegprof.profiling.result import METHODS
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -289,6 +304,61 @@ def test_zoo_verdicts_writes_the_verdict_or_why_there_is_none(linear, tmp_path):
     text = files["markdown"].read_text(encoding="utf-8")
     assert "| linear | 8 | 32 B |" in text
     assert "- no-such-model: there is no model 'no-such-model'" in text
+
+
+def test_zoo_targets_compiles_nothing_that_is_known_and_says_how_often_activations_dominate(tmp_path):
+    files = ["--csv", tmp_path / "z.csv", "--figure", tmp_path / "z.png"]
+    arguments = ["--models", "linear", "--targets", "cpu", "--batch", "4", *files]
+    cells = dict.fromkeys(zoo_targets.COLUMNS, "")
+    versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
+    known = [
+        {
+            **cells,
+            **versions,
+            "model": "linear",
+            "target": "cpu",
+            "batch": "4",
+            "method": method,
+            "status": "ok",
+            "pegprof": pegprof.__version__,
+            "peak_bytes": "4096",
+            "peak_ratio": "1.0",
+            "capacity_bytes": "8192",
+            "activations_dominate": "true",
+        }
+        for method in METHODS
+    ]
+    write_csv(known, str(tmp_path / "z.csv"))
+    done = invoke(zoo_targets, *arguments)
+    assert done.exit_code == 0, done.output
+    assert "cpu: activations dominate for 1 of 1 models" in done.output
+    assert {path.suffix for path in tmp_path.glob("z.*")} == {".csv", ".png", ".svg"}
+    older = [{**row, "jaxlib": "0.1"} for row in known]
+    assert zoo_targets.is_known(known, "linear", "cpu", 4)
+    assert not zoo_targets.is_known(older, "linear", "cpu", 4)
+    assert not zoo_targets.is_known(known[1:], "linear", "cpu", 4)
+
+
+def test_gate_noise_says_what_each_gate_made_of_times():
+    before = make_gate("same", "time_ratio"), make_gate("unresolved", "time_ratio")
+    rows = [row for number, gate in enumerate(before) for row in gate_noise._rows(gate, number, 1, took_s=2.0)]
+    assert [(row["outcome"], row["failed"]) for row in rows] == [("same", False), ("unresolved", False)]
+    assert gate_noise._rows(make_gate("worse", "peak_bytes"), 0, 1, took_s=2.0) == []
+
+
+def make_gate(outcome, metric):
+    change = Change(
+        model="m",
+        batch=4,
+        target="cpu",
+        method="surgery",
+        metric=metric,
+        before=1.0,
+        after=1.1,
+        outcome=outcome,
+        words="so",
+    )
+    return Gate(baseline="b.json", before=None, after=None, changes=(change,), time=True)
 
 
 def test_a_bar_that_is_met_says_by_how_much():

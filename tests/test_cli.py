@@ -23,6 +23,7 @@ import pytest
 import pegprof
 from pegprof.errors import ExitCode
 from pegprof.problem import zoo_names
+from pegprof.profiling.devices import DEVICES
 from pegprof.profiling.result import METHODS, Result
 from tests import packages
 
@@ -396,6 +397,19 @@ def test_ctrl_c_while_timing_keeps_the_times_so_far(pegprof_in):
     assert [file.suffix for file in (pegprof_in.folder / "reports").iterdir()] == [".csv"]  # and no draft
     assert "XLA peak" in talk.read_text()  # memory and verdict came first
     assert not left_behind(process)
+
+
+def test_targets_lists_what_is_here_and_every_device(pegprof_in):
+    done = pegprof_in("targets")
+    assert done.returncode == 0
+    names = [line.split()[0] for line in done.stdout.splitlines()[2:] if line and not line.startswith(" ")]
+    assert names[: len(DEVICES) + 1] == ["cpu", *DEVICES]
+
+
+def test_inspect_shows_the_plan_for_a_device_that_is_not_here(pegprof_in):
+    done = pegprof_in("inspect", "mlp", "--batch", "8", "--set", "width=32", "--target", "tpu-v5e")
+    assert done.returncode == 0, done.stderr
+    assert "plan for mean, second_moment of 8 examples on tpu" in done.stdout
 
 
 # Gates.
