@@ -5,6 +5,7 @@ and ``make_problem(name, config)``. Importing it registers nothing: a new file o
 Losses also take a bare example: the axis B of an array's name is then absent.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ import optax
 from flax import linen as nn
 
 from pegprof.errors import PegprofError
+from pegprof.problem import Problem
 
 DType = Literal["float32", "bfloat16", "float16", "float64"]
 Batch = Callable[[jax.Array, int], Any]
@@ -94,3 +96,38 @@ def random_images(config: Any) -> Batch:
 def random_tokens(config: Any) -> Batch:
     """T + 1 tokens an example, so that T positions are processed: each predicts the token after it."""
     return lambda key, B: jax.random.randint(key, (B, config.seq_len + 1), 0, config.vocab)
+
+
+# Problems.
+
+
+def next_token_problem(name: str, config: Any, model: nn.Module, description: str) -> Problem:
+    """Next-token prediction on random tokens, by a linen model from tokens to logits."""
+
+    def init(key: jax.Array) -> Any:
+        return model.lazy_init(key, jax.ShapeDtypeStruct((config.seq_len,), jnp.int32))["params"]
+
+    def loss(params: Any, token_BxT1: jax.Array) -> jax.Array:
+        logits_BxTxV = model.apply({"params": params}, token_BxT1[..., :-1])
+        return mean_cross_entropy(logits_BxTxV, token_BxT1[..., 1:])
+
+    return _problem(name, config, init, loss, random_tokens(config), description)
+
+
+def classification_problem(name: str, config: Any, model: nn.Module, description: str) -> Problem:
+    """Classification of random images, by a linen model from images to logits."""
+
+    def init(key: jax.Array) -> Any:
+        return model.lazy_init(key, jax.ShapeDtypeStruct(image_shape(config), jnp.float32))["params"]
+
+    def loss(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
+        return mean_cross_entropy(model.apply({"params": params}, batch["image"]), batch["label"])
+
+    return _problem(name, config, init, loss, random_images(config), description)
+
+
+def _problem(name: str, config: Any, init: Any, loss: Any, batch: Batch, description: str) -> Problem:
+    options = dataclasses.asdict(config)
+    return Problem(
+        name=name, init=init, loss=loss, batch=batch, description=description, options=options, keep_batch_dim=False
+    )

@@ -1,13 +1,11 @@
 """A small convolutional network for images: 3×3 convolutions, each halving the image, and a dense head."""
 
 import dataclasses
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 
-from model_zoo import DType, compute_dtype, image_shape, mean_cross_entropy, random_images
+from model_zoo import DType, classification_problem, compute_dtype
 from pegprof.problem import Problem
 
 
@@ -44,20 +42,5 @@ class CNN(nn.Module):
 
 def make_problem(name: str, config: Config) -> Problem:
     """Classification of random images."""
-    model = CNN(config)
-
-    def init(key: jax.Array) -> Any:
-        return model.lazy_init(key, jax.ShapeDtypeStruct(image_shape(config), jnp.float32))["params"]
-
-    def loss(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
-        return mean_cross_entropy(model.apply({"params": params}, batch["image"]), batch["label"])
-
-    return Problem(
-        name=name,
-        init=init,
-        loss=loss,
-        batch=random_images(config),
-        description=f"{config.layers} 3×3 convolutions and a dense head on {config.image_size}×{config.image_size}",
-        options=dataclasses.asdict(config),
-        keep_batch_dim=False,
-    )
+    description = f"{config.layers} 3×3 convolutions and a dense head on {config.image_size}×{config.image_size}"
+    return classification_problem(name, config, CNN(config), description)

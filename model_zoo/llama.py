@@ -17,8 +17,7 @@ from model_zoo import (
     causal_softmax,
     check_divides,
     compute_dtype,
-    mean_cross_entropy,
-    random_tokens,
+    next_token_problem,
     run_blocks,
 )
 from pegprof.problem import Problem
@@ -135,21 +134,5 @@ def _norm(config: Config) -> Any:
 
 def make_problem(name: str, config: Config) -> Problem:
     """Next-token prediction on random tokens."""
-    model = Llama(config)
-
-    def init(key: jax.Array) -> Any:
-        return model.lazy_init(key, jax.ShapeDtypeStruct((config.seq_len,), jnp.int32))["params"]
-
-    def loss(params: Any, token_BxT1: jax.Array) -> jax.Array:
-        logits_BxTxV = model.apply({"params": params}, token_BxT1[..., :-1])
-        return mean_cross_entropy(logits_BxTxV, token_BxT1[..., 1:])
-
-    return Problem(
-        name=name,
-        init=init,
-        loss=loss,
-        batch=random_tokens(config),
-        description=f"Llama, {config.layers} layers, D={config.width}, T={config.seq_len}",
-        options=dataclasses.asdict(config),
-        keep_batch_dim=False,
-    )
+    description = f"Llama, {config.layers} layers, D={config.width}, T={config.seq_len}"
+    return next_token_problem(name, config, Llama(config), description)

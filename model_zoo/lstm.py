@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from model_zoo import DType, compute_dtype, mean_cross_entropy, random_tokens
+from model_zoo import DType, compute_dtype, next_token_problem
 from pegprof.problem import Problem
 
 
@@ -65,21 +65,5 @@ class LanguageModel(nn.Module):
 
 def make_problem(name: str, config: Config) -> Problem:
     """Next-token prediction on random tokens."""
-    model = LanguageModel(config)
-
-    def init(key: jax.Array) -> Any:
-        return model.lazy_init(key, jax.ShapeDtypeStruct((config.seq_len,), jnp.int32))["params"]
-
-    def loss(params: Any, token_BxT1: jax.Array) -> jax.Array:
-        logits_BxTxV = model.apply({"params": params}, token_BxT1[..., :-1])
-        return mean_cross_entropy(logits_BxTxV, token_BxT1[..., 1:])
-
-    return Problem(
-        name=name,
-        init=init,
-        loss=loss,
-        batch=random_tokens(config),
-        description=f"LSTM language model, {config.layers} layers, D={config.width}, T={config.seq_len}",
-        options=dataclasses.asdict(config),
-        keep_batch_dim=False,
-    )
+    description = f"LSTM language model, {config.layers} layers, D={config.width}, T={config.seq_len}"
+    return next_token_problem(name, config, LanguageModel(config), description)

@@ -11,7 +11,12 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from model_zoo import DType, check_divides, compute_dtype, image_shape, mean_cross_entropy, random_images
+from model_zoo import (
+    DType,
+    check_divides,
+    classification_problem,
+    compute_dtype,
+)
 from pegprof.problem import Problem
 
 
@@ -80,21 +85,6 @@ def _norm(config: Config) -> Any:
 
 def make_problem(name: str, config: Config) -> Problem:
     """Classification of random images."""
-    model = ResNet(config)
-
-    def init(key: jax.Array) -> Any:
-        return model.lazy_init(key, jax.ShapeDtypeStruct(image_shape(config), jnp.float32))["params"]
-
-    def loss(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
-        return mean_cross_entropy(model.apply({"params": params}, batch["image"]), batch["label"])
-
     size = f"{config.image_size}×{config.image_size}"
-    return Problem(
-        name=name,
-        init=init,
-        loss=loss,
-        batch=random_images(config),
-        description=f"ResNet with GroupNorm, 4 stages of {config.layers} blocks, on {size}",
-        options=dataclasses.asdict(config),
-        keep_batch_dim=False,
-    )
+    description = f"ResNet with GroupNorm, 4 stages of {config.layers} blocks, on {size}"
+    return classification_problem(name, config, ResNet(config), description)

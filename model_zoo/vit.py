@@ -1,7 +1,6 @@
 """A vision transformer: patches of the image are its tokens, and a learned token in front of them gives the class."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +9,8 @@ from flax import linen as nn
 from model_zoo import (
     DType,
     check_divides,
+    classification_problem,
     compute_dtype,
-    image_shape,
-    mean_cross_entropy,
-    random_images,
     run_blocks,
 )
 from pegprof.problem import Problem
@@ -84,21 +81,6 @@ class ViT(nn.Module):
 
 def make_problem(name: str, config: Config) -> Problem:
     """Classification of random images."""
-    model = ViT(config)
-
-    def init(key: jax.Array) -> Any:
-        return model.lazy_init(key, jax.ShapeDtypeStruct(image_shape(config), jnp.float32))["params"]
-
-    def loss(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
-        return mean_cross_entropy(model.apply({"params": params}, batch["image"]), batch["label"])
-
     patches = f"{config.patch}×{config.patch} patches of {config.image_size}×{config.image_size}"
-    return Problem(
-        name=name,
-        init=init,
-        loss=loss,
-        batch=random_images(config),
-        description=f"vision transformer, {config.layers} layers, D={config.width}, {patches}",
-        options=dataclasses.asdict(config),
-        keep_batch_dim=False,
-    )
+    description = f"vision transformer, {config.layers} layers, D={config.width}, {patches}"
+    return classification_problem(name, config, ViT(config), description)
