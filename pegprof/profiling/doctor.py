@@ -23,7 +23,7 @@ from pegprof.profiling.progress import Talk
 from pegprof.profiling.tables import WIDTH, make_console, text_of
 from pegprof.profiling.units import format_bytes
 
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "typer", "rich", "psutil", "pandas")
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "typer", "rich", "psutil", "pandas", "scipy")
 DEVICE_LIMIT_S = 120.0
 
 

@@ -277,7 +277,7 @@ class Session:
             settings=self.settings,
             rows=tuple(self._row(batch, method, target) for batch, method, target in self._keys()),
             verdict=self.verdicts.get(first.name),
-            samples_s={key: timed.samples_s for key, timed in self.timed.items() if timed.samples_s},
+            samples_s={key: self.timed[key].samples_s for key in self._timed_keys()},
             plans=self._plans(first),
             environment=records.decode(Environment, self.facts.environment),
             options=self.facts.model_options,
@@ -291,6 +291,11 @@ class Session:
         batches = dict.fromkeys(batch for batch, _, _ in self.compiled)
         everything = itertools.product(batches, self.targets, self.settings.methods)
         return [(batch, m, target) for batch, target, m in everything if (batch, m, target.name) in self.compiled]
+
+    def _timed_keys(self) -> list[tuple[int, str]]:
+        """What has times so far, in the order of the rows."""
+        everything = itertools.product(self.settings.batches, self.settings.methods)
+        return [key for key in everything if key in self.timed and self.timed[key].samples_s]
 
     def _row(self, batch: int, method: str, target: Target) -> Row:
         compiled = self.compiled[batch, method, target.name]

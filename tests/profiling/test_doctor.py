@@ -18,7 +18,8 @@ HEALTHY = Symptoms(
     versions={
         **dict.fromkeys((p for extra in EXTRAS.values() for p in extra.packages), None),
         **dict(jax="0.10.2", jaxlib="0.10.2", flax="0.12.8", optax="0.2.8"),
-        **dict(typer="0.29.0", rich="14.0.0", psutil="7.0.0", pandas="2.2.3", matplotlib="3.10"),
+        **dict(typer="0.29.0", rich="14.0.0", psutil="7.0.0", pandas="2.2.3", scipy="1.15.0"),
+        "matplotlib": "3.10",
     },
     required={"jax": "0.10", "flax": "0.12.8", "optax": "0.2.8"},
     devices=("cpu: Some Processor, 2 cores",),
@@ -38,6 +39,7 @@ ok    typer              0.29.0
 ok    rich               14.0.0
 ok    psutil             7.0.0
 ok    pandas             2.2.3
+ok    scipy              1.15.0
 ok    device             cpu: Some Processor, 2 cores
 ok    memory             20.0 GiB of 24.0 GiB available; a run may take 18.0 GiB
 note  targets            no compiler for a device that is not here
