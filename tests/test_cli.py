@@ -60,11 +60,13 @@ def rows_of(text):
 
 
 def test_help_takes_less_than_400_ms(pegprof_in):
+    """Of the processor: it waits for nothing, and the machine may be busy with other tests."""
     times_s = []
     for _ in range(5):
-        start_s = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert pegprof_in("--help").returncode == 0
-        times_s.append(time.perf_counter() - start_s)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times_s.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
     assert min(times_s) < 0.4
 
 
