@@ -1,5 +1,7 @@
 """The true peak of a run, by the kernel's account and by looking."""
 
+import time
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,9 +11,14 @@ from pegprof.profiling import memory
 MIB = 2**20
 
 
+HELD_S = 0.25  # Long enough that who looks every few milliseconds sees it, also on a machine with other work to do.
+
+
 def _take(mebibytes):
-    """Takes memory, and gives it back."""
-    return float(np.ones(mebibytes * MIB // 8).sum())
+    """Takes memory, holds it for a while, and gives it back."""
+    taken = np.ones(mebibytes * MIB // 8)
+    time.sleep(HELD_S)
+    return float(taken.sum())
 
 
 @pytest.mark.parametrize("by_kernel", [True, False], ids=["by the kernel", "by looking"])
