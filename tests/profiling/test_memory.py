@@ -9,8 +9,6 @@ import pytest
 from pegprof.profiling import memory
 
 MIB = 2**20
-
-
 HELD_S = 0.25  # Long enough that who looks every few milliseconds sees it, also on a machine with other work to do.
 
 
