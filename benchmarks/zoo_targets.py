@@ -57,12 +57,13 @@ def main(
 
 
 def read_rows(path: Path) -> list[Cells]:
-    """What an earlier run left; nothing if its columns were others."""
+    """What an earlier run left; nothing if its columns were others. Those that came later are empty."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
-        return list(reader) if tuple(reader.fieldnames or ()) == COLUMNS else []
+        found = tuple(reader.fieldnames or ())
+        return [dict.fromkeys(COLUMNS, "") | row for row in reader] if found == COLUMNS[: len(found)] else []
 
 
 def is_known(rows: Sequence[Cells], model: str, target: str, batch: int) -> bool:

@@ -72,6 +72,14 @@ Dtype = Annotated[str | None, typer.Option(metavar="float32|bfloat16", help="The
 Methods = Annotated[str, typer.Option(help="Which methods.")]
 MicrobatchSize = Annotated[int, typer.Option(min=1, help="Examples at a time in the method microbatch.")]
 Stats = Annotated[str, typer.Option(help="Which statistics.")]
+StatsOrStep = Annotated[
+    str | None,
+    typer.Option("--stats", metavar="NAME[,NAME]...", help="Which statistics. [default: mean,second_moment]"),
+]
+Step = Annotated[
+    str | None,
+    typer.Option(metavar="adam|micro_adam|...", help="Whole training steps of this optimizer, its state included."),
+]
 Targets = Annotated[
     str | None,
     typer.Option("--target", metavar="NAME[,NAME]...", help="Compile for these devices (see targets); else this one."),
@@ -92,7 +100,8 @@ def run(
     dtype: Dtype = None,
     target: Targets = None,
     methods: Methods = "grad,vmap,microbatch,surgery",
-    stats: Stats = "mean,second_moment",
+    stats: StatsOrStep = None,
+    step: Step = None,
     microbatch_size: MicrobatchSize = 1,
     warmup: Annotated[int, typer.Option("--warmup", "-w", min=0, help="Runs that do not count.")] = 1,
     runs: Annotated[
@@ -124,15 +133,16 @@ def run(
     Time, memory and whether activations dominate parameters: a table on stdout, or on stderr when an export goes to
     stdout. A CSV goes to reports/MODEL-bBATCH-TARGET.csv unless --export-csv or --no-csv says otherwise.
     """
-    from pegprof.profiling import arguments, measure, output, progress, report, terminal, units
-    from pegprof.profiling.result import Settings
+    from pegprof.profiling import arguments, measure, output, progress, report, steps, terminal, units
+    from pegprof.profiling.result import STATS, Settings
 
     settings = Settings(
         model=model,
         options=arguments.parse_options(option or (), seq_len=seq_len, dtype=dtype),
         batches=arguments.parse_batches(batch),
         methods=arguments.parse_names(methods),
-        stats=arguments.parse_names(stats),
+        stats=steps.choose_stats(arguments.parse_names(stats) if stats is not None else None, step, default=STATS),
+        step=step,
         microbatch_size=microbatch_size,
         time=not no_time,
         warmup=warmup,
@@ -188,7 +198,8 @@ def fit(
     seq_len: SeqLen = None,
     dtype: Dtype = None,
     methods: Methods = "grad,vmap,microbatch,surgery",
-    stats: Stats = "mean,second_moment",
+    stats: StatsOrStep = None,
+    step: Step = None,
     microbatch_size: MicrobatchSize = 1,
     memory_limit: Annotated[str | None, typer.Option(metavar="15GiB", help="As if the device had no more.")] = None,
     time_limit: Annotated[float, typer.Option(metavar="S", min=1, help="Seconds for everything.")] = 1800,
@@ -203,16 +214,17 @@ def fit(
     With --batch it says whether that one fits, and ends with 0 if surgery fits and with 1 if not. Nothing is run. A CSV
     of all that was compiled goes to reports/MODEL-fit-TARGET.csv unless --export-csv or --no-csv says otherwise.
     """
-    from pegprof.profiling import arguments, fit_text, measure, output, progress, report, units
+    from pegprof.profiling import arguments, fit_text, measure, output, progress, report, steps, units
     from pegprof.profiling import fit as fitting
-    from pegprof.profiling.result import Settings
+    from pegprof.profiling.result import STATS, Settings
 
     settings = Settings(
         model=model,
         options=arguments.parse_options(option or (), seq_len=seq_len, dtype=dtype),
         batches=(batch or min(DEFAULT_BATCH, up_to),),
         methods=arguments.parse_names(methods),
-        stats=arguments.parse_names(stats),
+        stats=steps.choose_stats(arguments.parse_names(stats) if stats is not None else None, step, default=STATS),
+        step=step,
         microbatch_size=microbatch_size,
         time=False,
         time_limit_s=time_limit,
@@ -223,7 +235,7 @@ def fit(
     with progress.listen(quiet=quiet) as talk:
         (chosen,) = measure.find_targets(settings, talk=talk)
         exports = output.choose_exports(
-            {"csv": export_csv}, no_csv=no_csv, default_csv=output.fit_csv_path(model, chosen.name)
+            {"csv": export_csv}, no_csv=no_csv, default_csv=output.fit_csv_path(settings, chosen.name)
         )
         exports.check_writable()
         saver = output.Saver(exports)

@@ -8,6 +8,7 @@ from pegprof.errors import PegprofError
 from pegprof.profiling import progress as _progress
 from pegprof.profiling.arguments import check_batches
 from pegprof.profiling.result import DEFAULT_BATCH, METHODS, STATS, Result, Settings
+from pegprof.profiling.steps import choose_stats
 
 if TYPE_CHECKING:
     from pegprof.problem import Problem
@@ -19,7 +20,8 @@ def profile(
     batch: int | Sequence[int] = DEFAULT_BATCH,
     options: Mapping[str, Any] | None = None,
     methods: Sequence[str] = METHODS,
-    stats: Sequence[str] = STATS,
+    stats: Sequence[str] | None = None,
+    step: str | None = None,
     progress: bool = False,
     **settings: Any,
 ) -> Result:
@@ -32,7 +34,9 @@ def profile(
       batch: one batch size or several.
       options: the model's options, as ``--set`` gives them.
       methods: some of ``grad``, ``vmap``, ``microbatch`` and ``surgery``.
-      stats: statistics by name.
+      stats: statistics by name, ``mean`` and ``second_moment`` if none are named.
+      step: ``adam``, or an optimizer of ``pegprof.optimizers`` by its name: whole steps of training are measured, its
+        state included, with the statistics that it takes. ``grad`` is then a step of the plain optimizer beside it.
       progress: whether to tell on stderr what is being done.
       **settings: further fields of ``Settings``: ``time``, ``runs``, ``time_limit_s``, ``memory_limit_bytes``, ...
 
@@ -47,7 +51,8 @@ def profile(
         options=_check_options(options or {}),
         batches=check_batches((batch,) if isinstance(batch, int) else batch),
         methods=tuple(methods),
-        stats=tuple(stats),
+        stats=choose_stats(stats, step, default=STATS),
+        step=step,
         **settings,
     )
     with _progress.listen(quiet=not progress) as talk:

@@ -21,14 +21,14 @@ CHUNK = 2**18  # entries: they stay in the cache
 _DECIDED_BY_ROUNDING = {"sign_mean", "snr"}
 
 
-def max_rel_error(stats: Mapping[str, Any], reference: Mapping[str, Any]) -> float:
-    """The largest relative error over the statistics that both have.
+def max_rel_error(stats: Mapping[str, Any], reference: Mapping[str, Any]) -> float | None:
+    """The largest relative error over the statistics that both have; None if there are none to compare.
 
     >>> max_rel_error({"mean": np.array([1.0, 2.0])}, {"mean": np.array([1.0, 2.5])})
     0.2
     """
     shared = [name for name in stats if name in reference and name not in _DECIDED_BY_ROUNDING]
-    return max((_error(stats[name], reference[name]) for name in shared), default=0.0)
+    return max((_error(stats[name], reference[name]) for name in shared), default=None)
 
 
 def _error(tree: Any, reference: Any) -> float:

@@ -16,6 +16,7 @@ import pegprof
 from pegprof.profiling import agreement, exchange, jobs, memory, methods
 from pegprof.profiling.child import Reporter
 from pegprof.profiling.jobs import Request
+from pegprof.profiling.programs import Program, make_program
 
 
 def make_arguments(request: Request, reporter: Reporter) -> None:
@@ -42,31 +43,37 @@ class Bench:
     """The programs of one process, one for each method, and the arguments that they share."""
 
     def __init__(self) -> None:
-        self._programs: dict[str, Any] = {}
-        self._params: Any = None
+        self._programs: dict[str, tuple[Program, Any]] = {}  # each with what it was compiled to
+        self._held: tuple[Any, ...] = ()  # the parameters, and with a step the optimizer's state
         self._batch: Any = None
 
     def prepare(self, request: Request, reporter: Reporter) -> None:
         """Compiles a method for a batch size: reports XLA's bytes, and the time that it took."""
-        problem, options = jobs.load(request), jobs.method_options(request)
-        self._programs.pop(request["method"], None)
+        problem, method = jobs.load(request), methods.METHODS[request["method"]]
+        self._programs.pop(method.name, None)
         start_s = time.perf_counter()
-        fn = jax.jit(methods.METHODS[request["method"]].make(problem, options))
-        compiled = fn.lower(problem.abstract_params(), problem.abstract_batch(request["batch"])).compile()
-        self._programs[request["method"]] = compiled
+        program = make_program(method, problem, jobs.method_options(request, problem))
+        compiled = program.jit().lower(*program.abstract_arguments(problem, request["batch"])).compile()
+        self._programs[method.name] = program, compiled
         reporter.update(compile_s=time.perf_counter() - start_s, **jobs.memory_bytes(compiled))
 
     def load(self, request: Request, reporter: Reporter) -> None:
-        """Gets the arguments from the file: the parameters once, and as many examples as the batch has."""
+        """Gets the arguments from the file: the parameters, and as many examples as the batch has.
+
+        The parameters are read once; before the first of a method's steps they are read again, and its state is made.
+        """
         problem, where = jobs.load(request), request["arguments"]
+        program, _ = self._programs[request["method"]]
         self._batch = None
-        if self._params is None:
-            self._params = _load(request["file"], where["params"], problem.abstract_params())
+        if program.optimizer or not self._held:
+            self._held = ()
+            params = _load(request["file"], where["params"], problem.abstract_params())
+            self._held = jax.block_until_ready(program.start(params))
         self._batch = _load(request["file"], where["batch"], problem.abstract_batch(2), first=request["batch"])
 
     def unload(self, request: Request, reporter: Reporter) -> None:
         """Gives the arguments up, and their memory back, until they are loaded again."""
-        self._params = self._batch = None
+        self._held, self._batch = (), None
         memory.give_back()
 
     def run(self, request: Request, reporter: Reporter) -> None:
@@ -102,13 +109,15 @@ class Bench:
         memory.wait_until_given_back(held_bytes)
 
     def _time(self, method: str) -> tuple[Any, float]:
-        compiled = self._programs[method]
+        program, compiled = self._programs[method]
         start_s = time.perf_counter()
-        stats = jax.block_until_ready(compiled(self._params, self._batch))
-        return stats, time.perf_counter() - start_s
+        result = jax.block_until_ready(compiled(*self._held, self._batch))
+        time_s = time.perf_counter() - start_s
+        self._held = program.held_after(self._held, result)
+        return program.statistics(result), time_s
 
 
-def _compare(stats: dict[str, Any], kept: dict[str, Any], file: int) -> float:
+def _compare(stats: dict[str, Any], kept: dict[str, Any], file: int) -> float | None:
     """Leaf by leaf: the two trees have the same structure, which the file does not know."""
     found = {name: jax.tree.leaves(tree) for name, tree in stats.items()}
     reference = {name: [exchange.view(file, exchange.Slot(**slot)) for slot in slots] for name, slots in kept.items()}

@@ -43,11 +43,14 @@ class Program:
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Seat:
-    """A worker, and what it has: methods compiled for which batch, arguments for which."""
+    """A worker, and what it has: methods compiled for which batch, arguments for which.
+
+    The arguments of a step are one method's own: it goes on from where its last step led.
+    """
 
     worker: Worker
     compiled: dict[str, int] = dataclasses.field(default_factory=dict)
-    loaded: int | None = None
+    loaded: tuple[int, str | None] | None = None
 
 
 class Crew:
@@ -195,9 +198,10 @@ class Crew:
             seat.worker.send("prepare", {**self._request, "method": method, "batch": program.batch})
             self._receive_program(method, program.batch)
         self.require_room(method, program.peak_bytes)
-        if seat.loaded != program.batch:
-            self._ask(seat, "load", arguments=self._arguments, batch=program.batch)
-            seat.loaded = program.batch
+        arguments = program.batch, method if self._request.get("step") else None
+        if seat.loaded != arguments:
+            self._ask(seat, "load", arguments=self._arguments, method=method, batch=program.batch)
+            seat.loaded = arguments
         answer = self._ask(seat, "run", limit_s=limit_s, method=method, **how)
         if self._parks(program):
             self._ask(seat, "unload")
@@ -212,7 +216,7 @@ class Crew:
         seat = Seat(worker=self._start(self._file.fileno()))
         try:
             self._ask(seat, "prepare", method=method, batch=batch)
-            self._ask(seat, "load", arguments=self._arguments, batch=batch)
+            self._ask(seat, "load", arguments=self._arguments, method=method, batch=batch)
             return self._ask(seat, "run", method=method, measure_peak=True)
         finally:
             seat.worker.close()

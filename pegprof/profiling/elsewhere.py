@@ -1,5 +1,5 @@
-"""Compiling for a device that is not here, inside a child whose environment was made for that: a function and abstract
-arguments in, XLA's bytes out.
+"""Compiling for a device that is not here, inside a child whose environment was made for that: a jitted function and
+abstract arguments in, XLA's bytes out.
 
 That a program does not fit is an answer, not an error: the TPU's compiler says what it needs and what there is. What a
 compiler once answered is kept (``cache.py``), by the program's text.
@@ -7,7 +7,6 @@ compiler once answered is kept (``cache.py``), by the program's text.
 
 import re
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -34,10 +33,10 @@ class Place:
             return tree
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._sharding), tree)
 
-    def compile(self, fn: Callable[..., Any], *arguments: Any, use_cache: bool = False) -> dict[str, Any]:
+    def compile(self, jitted: Any, *arguments: Any, use_cache: bool = False) -> dict[str, Any]:
         """Flops and XLA's bytes, or ``refused`` with what it would need; and how long that took, tracing included."""
         start_s = time.perf_counter()
-        traced = jax.jit(fn).trace(*map(self.put, arguments))
+        traced = jitted.trace(*map(self.put, arguments))
         flops = count_flops(traced.jaxpr)
         lowered = traced.lower()
         if self.device is None:

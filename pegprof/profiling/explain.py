@@ -101,8 +101,8 @@ def _cost(row: Row) -> str:
 
 def explain_affordability(rows: Sequence[Row], *, where: str = "here") -> str:
     """One plain sentence on whether an optimizer that takes the statistics at every step is affordable, and why."""
-    who = f"A Micro optimizer, which takes {_list(rows[0].stats.split(','))} at every step,"
-    contenders = [row for row in rows if row.method != "grad" and row.peak_bytes is not None]
+    who = _name_optimizer(rows[0])
+    contenders = [row for row in rows if (row.method != "grad" or _is_plain(row)) and row.peak_bytes is not None]
     fitting = [row for row in contenders if row.status in ("ok", "skipped")]  # skipped for want of time, not of memory
     refused = [row for row in contenders if row.status == "refused"]
     if refused and not fitting:
@@ -122,6 +122,18 @@ def explain_affordability(rows: Sequence[Row], *, where: str = "here") -> str:
         return f"{who} fits in memory {where}: {best.method} takes {memory}. Its time is not measured."
     cost = f"{best.method} takes {format_ratio(best.time_ratio)} × the time of grad, and {memory}"
     return f"{who} is {_price(_time_ratio(best))} {where}: {cost}."
+
+
+def _is_plain(row: Row) -> bool:
+    """Whether it is of a step that takes the mean alone: ``grad`` is then that step too, and as good as any."""
+    return row.step is not None and row.stats == "mean"
+
+
+def _name_optimizer(row: Row) -> str:
+    takes = _list(row.stats.split(","))
+    if row.step is None:
+        return f"A Micro optimizer, which takes {takes} at every step,"
+    return f"A step of {row.step}" if _is_plain(row) else f"A step of {row.step}, which takes {takes},"
 
 
 def _price(time_ratio: float) -> str:

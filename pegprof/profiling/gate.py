@@ -163,7 +163,7 @@ def find_differences(before: Result, after: Result) -> list[str]:
         if row.compiler != new:
             difference = f"the compiler for {row.target} was {_shown(row.compiler)}, is {_shown(new)}"
             differences += [] if difference in differences else [difference]
-    for name in ("model", "batches", "targets", "stats", "microbatch_size", "seed"):
+    for name in ("model", "batches", "targets", "stats", "step", "microbatch_size", "seed"):
         old, new = getattr(before.settings, name), getattr(after.settings, name)
         if old != new:
             differences.append(f"{name} was {_shown(old)}, is {_shown(new)}")
@@ -194,7 +194,8 @@ def command_of(settings: Settings, *, export_json: Path) -> str:
     flags = {
         "methods": ",".join(settings.methods) if settings.methods != default.methods else None,
         "target": ",".join(settings.targets) or None,
-        "stats": ",".join(settings.stats) if settings.stats != default.stats else None,
+        "step": settings.step,
+        "stats": ",".join(settings.stats) if not settings.step and settings.stats != default.stats else None,
         "microbatch-size": _unless_default(settings, default, "microbatch_size"),
         "warmup": _unless_default(settings, default, "warmup"),
         "runs": _unless_default(settings, default, "runs"),

@@ -15,11 +15,12 @@ from pegprof.engine.plan import Plan
 from pegprof.engine.statistics import resolve as resolve_stats
 from pegprof.errors import PegprofError
 from pegprof.problem import Problem, load_problem
-from pegprof.profiling import agreement, methods, records, verdict
+from pegprof.profiling import agreement, methods, programs, records, verdict
 from pegprof.profiling.child import Reporter
 from pegprof.profiling.elsewhere import Place
 from pegprof.profiling.elsewhere import memory_bytes as memory_bytes
 from pegprof.profiling.environment import find_environment
+from pegprof.profiling.steps import choose_stats
 
 Request = dict[str, Any]
 
@@ -35,27 +36,33 @@ def load(request: Request) -> Problem:
     return request.get("problem") or load_problem(request["model"], request["options"])
 
 
-def method_options(request: Request) -> methods.Options:
+def method_options(request: Request, problem: Problem) -> methods.Options:
+    """What surgery's planner may use is what an optimizer's state leaves of the memory."""
+    capacity_bytes, step = request.get("capacity_bytes"), request.get("step")
+    taken_bytes = programs.state_bytes(problem, step) or 0
     return methods.Options(
         stats=resolve_stats(request["stats"]),
         microbatch_size=request["microbatch_size"],
         backend=request.get("backend") or jax.default_backend(),
-        memory_budget=request.get("capacity_bytes"),
+        memory_budget=None if capacity_bytes is None else max(0, capacity_bytes - taken_bytes),
         surgery_size=request.get("surgery_size"),
+        step=step,
     )
 
 
 def describe(request: Request, reporter: Reporter) -> None:
     """Checks the whole request, so that what is wrong with it is said within seconds, and describes the model."""
-    options = method_options(request)
+    step, size = request.get("step"), request["microbatch_size"]
+    stats = resolve_stats(choose_stats(request["stats"], step, default=()))
     chosen = methods.resolve(request["methods"])
-    minimum = max(stat.minimum_batch for stat in options.stats)
+    minimum = max(stat.minimum_batch for stat in stats)
     for batch in request["batches"]:
         if batch < minimum:
             raise PegprofError(f"the statistics asked for need a batch of at least {minimum}, not {batch}")
-        if any(method.microbatches for method in chosen) and batch % options.microbatch_size:
-            hint = "choose a divisor of the batch"
-            raise PegprofError(f"a batch of {batch} has no microbatches of {options.microbatch_size}", hint=hint)
+        if any(method.microbatches for method in chosen) and batch % size:
+            raise PegprofError(
+                f"a batch of {batch} has no microbatches of {size}", hint="choose a divisor of the batch"
+            )
     problem = load(request)
     params, _ = check_problem(problem, request["batches"][0])
     leaves = jax.tree.leaves(params)
@@ -67,6 +74,7 @@ def describe(request: Request, reporter: Reporter) -> None:
         environment=records.encode(find_environment()),
         parameters=sum(x.size for x in leaves),
         parameter_bytes=tree_bytes(params),
+        optimizer_state_bytes=programs.state_bytes(problem, step),
         seq_len=problem.options.get("seq_len"),
         dtype=dtype,
         tolerance=agreement.TOLERANCES.get(dtype, agreement.TOLERANCES["float32"]),
@@ -75,7 +83,7 @@ def describe(request: Request, reporter: Reporter) -> None:
         jax=jax.__version__,
         jaxlib=jaxlib.version.__version__,
         smallest_batch=minimum,
-        batch_divisor=options.microbatch_size if any(method.microbatches for method in chosen) else 1,
+        batch_divisor=size if any(method.microbatches for method in chosen) else 1,
         flops_per_s=_measure_rate() if request.get("measure_rate") else None,
     )
 
@@ -95,15 +103,16 @@ def _measure_rate(size: int = 1024, times: int = 3) -> float:
 
 def compile_method(request: Request, reporter: Reporter) -> None:
     """One method at one batch size, for the device that is here or another: flops, XLA's bytes, the time it took."""
-    problem, options, place = load(request), method_options(request), Place(request.get("device"))
+    problem, place = load(request), Place(request.get("device"))
+    options = method_options(request, problem)
     method, batch = methods.METHODS[request["method"]], request["batch"]
     if place.device and options.memory_budget is not None:  # the compiler has the last word
         options = dataclasses.replace(options, memory_budget=OPTIMISM * options.memory_budget)
     while True:
-        about = method.about(problem, options, batch)
+        about = programs.describe_program(method, problem, options, batch)
         reporter.update(**records.encode(about))
-        fn, arguments = method.make(problem, options), (problem.abstract_params(), problem.abstract_batch(batch))
-        answer = place.compile(fn, *arguments, use_cache=request["cache"])
+        program = programs.make_program(method, problem, options)
+        answer = place.compile(program.jit(), *program.abstract_arguments(problem, batch), use_cache=request["cache"])
         if place.device is None or fits(answer, request["capacity_bytes"]):
             break
         smaller = _plan_smaller(problem, options, batch, about.plan)
@@ -130,7 +139,8 @@ def _plan_smaller(problem: Problem, options: methods.Options, batch: int, plan: 
 
 def plan_model(request: Request, reporter: Reporter) -> None:
     """What surgery does for each parameter at one batch size."""
-    plan = methods.plan_surgery(load(request), method_options(request), request["batch"])
+    problem = load(request)
+    plan = methods.plan_surgery(problem, method_options(request, problem), request["batch"])
     reporter.update(plan=records.encode(plan))
 
 
@@ -153,7 +163,7 @@ def inspect(request: Request, reporter: Reporter) -> None:
             }
             for path, x in batch
         ],
-        "plan": records.encode(methods.plan_surgery(problem, method_options(request), request["batch"])),
+        "plan": records.encode(methods.plan_surgery(problem, method_options(request, problem), request["batch"])),
     }
     reporter.update(inspection=inspection)
 
@@ -167,10 +177,10 @@ def list_devices(request: Request, reporter: Reporter) -> None:
 def measure_activations(request: Request, reporter: Reporter) -> None:
     """The temporaries of the plain gradient at two batch sizes: one more example adds its activations."""
     problem, place = load(request), Place(request.get("device"))
-    params = problem.abstract_params()
+    params, grad = problem.abstract_params(), jax.jit(jax.grad(problem.loss))
 
     def compile_at(batch: int) -> dict[str, Any]:
-        return place.compile(jax.grad(problem.loss), params, problem.abstract_batch(batch), use_cache=request["cache"])
+        return place.compile(grad, params, problem.abstract_batch(batch), use_cache=request["cache"])
 
     if place.device is None:
         temp_bytes = {batch: compile_at(batch)["temp_bytes"] for batch in verdict.SLOPE_BATCHES}

@@ -62,6 +62,7 @@ class Facts:
     smallest_batch: int  # that the statistics are defined for
     batch_divisor: int  # of all batches that the methods can take
     flops_per_s: float | None  # that the device can do
+    optimizer_state_bytes: int | None = None  # with a step
 
 
 def measure(
@@ -236,13 +237,14 @@ class Session:
         if not compiled:
             return
         rate = self.facts.flops_per_s
+        argument_bytes = max(c.argument_bytes or 0 for c in compiled.values())
         batches_to_come = len(self.settings.batches) - self.settings.batches.index(batch)
         left_s = self.start_s + self.settings.time_limit_s - time.monotonic()
         crew = Crew(
             compiled,
             request={**dataclasses.asdict(self.settings), "capacity_bytes": self.capacity_bytes[host.name]},
             full_batch=batch,
-            argument_bytes=max(c.argument_bytes or 0 for c in compiled.values()),
+            argument_bytes=argument_bytes - (self.facts.optimizer_state_bytes or 0),  # the state is made by its user
             start=lambda *files: self.asker.start(host, *files),
             deadline_s=time.monotonic() + left_s / batches_to_come,
             capacity_bytes=self.capacity_bytes[host.name],
@@ -350,6 +352,8 @@ class Session:
             measured_batch=timed.peak.batch if timed.peak else None,
             measured_batch_peak_bytes=timed.peak.xla_bytes if timed.peak else None,
             compiler=target.device.compiler.description if target.device else None,
+            step=self.settings.step,
+            optimizer_state_bytes=self.facts.optimizer_state_bytes,
         )
 
     def _capacity_of(self, compiled: Compiled, target: Target) -> int | None:

@@ -33,6 +33,7 @@ class Options:
     backend: str
     memory_budget: int | None = None  # what surgery's planner stays within, by running fewer examples at a time
     surgery_size: int | None = None  # how many those are, where it is not the planner's choice
+    step: str | None = None  # the optimizer whose whole step is run, by name; ``programs.py`` makes it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,12 +48,13 @@ class About:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method:
-    """One entry of the table. ``about`` takes the batch size too."""
+    """One entry of the table. ``about`` takes the batch size too; ``mean_alone`` has no other statistic to give."""
 
     name: str
     make: Callable[[Problem, Options], StatsFn]
     about: Callable[[Problem, Options, int], About] = lambda problem, options, B: About()
     microbatches: bool = False
+    mean_alone: bool = False
 
 
 def _make_grad(problem: Problem, options: Options) -> StatsFn:
@@ -162,7 +164,7 @@ def _pace_note(size: int, B: int) -> str:
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method(name="grad", make=_make_grad),
+        Method(name="grad", make=_make_grad, mean_alone=True),
         Method(name="vmap", make=_make_vmap, about=_about_vmap),
         Method(name="microbatch", make=_make_microbatch, about=_about_microbatch, microbatches=True),
         Method(name="surgery", make=_make_surgery, about=_about_surgery),

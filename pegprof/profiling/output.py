@@ -81,17 +81,20 @@ def default_csv_path(settings: Settings, targets: Sequence[str]) -> Path:
     >>> str(default_csv_path(Settings(model="my/file.py:net", batches=(8, 16)), ["cpu", "h100"]))
     'reports/my-file.py-net-b8-16-cpu-h100.csv'
     """
-    return Path(
-        "reports", f"{_file_name(settings.model)}-b{'-'.join(map(str, settings.batches))}-{'-'.join(targets)}.csv"
-    )
+    return Path("reports", f"{_subject(settings)}-b{'-'.join(map(str, settings.batches))}-{'-'.join(targets)}.csv")
 
 
-def fit_csv_path(model: str, target: str) -> Path:
+def fit_csv_path(settings: Settings, target: str) -> Path:
     """
-    >>> str(fit_csv_path("mlp", "tpu-v5e"))
-    'reports/mlp-fit-tpu-v5e.csv'
+    >>> str(fit_csv_path(Settings(model="mlp", step="adam"), "tpu-v5e"))
+    'reports/mlp-adam-fit-tpu-v5e.csv'
     """
-    return Path("reports", f"{_file_name(model)}-fit-{target}.csv")
+    return Path("reports", f"{_subject(settings)}-fit-{target}.csv")
+
+
+def _subject(settings: Settings) -> str:
+    """A step's results do not overwrite those of the statistics alone."""
+    return "-".join([_file_name(settings.model), *([settings.step] if settings.step else [])])
 
 
 def _file_name(model: str) -> str:

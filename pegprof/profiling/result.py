@@ -50,6 +50,8 @@ class Settings:
         interact.
       cache: whether to take what a compiler for a device that is not here once answered, where it would be the same.
       seed: of the parameters and the data.
+      step: an optimizer, by name: whole steps of training are measured, its state included. ``stats`` are those that it
+        takes (``steps.choose_stats``).
     """
 
     model: str
@@ -68,6 +70,7 @@ class Settings:
     seed: int = 0
     targets: tuple[str, ...] = ()
     cache: bool = True
+    step: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,7 +82,8 @@ class Row:
     lowering. Of a row that a compiler refused, ``peak_bytes`` is what it said it would need, and there are no ratios.
     ``host_peak_bytes`` and ``device_peak_bytes`` are measured at ``measured_batch`` examples, arguments included; XLA's
     figure for that same program is ``measured_batch_peak_bytes``. ``compiler`` is what compiled for a device that is
-    not here, with its version.
+    not here, with its version. ``step`` is the optimizer whose whole step was measured, if one was, and
+    ``optimizer_state_bytes`` what that keeps from step to step, the same in all rows: it is among the arguments.
     """
 
     model: str
@@ -125,6 +129,8 @@ class Row:
     measured_batch: int | None = None
     measured_batch_peak_bytes: int | None = None
     compiler: str | None = None
+    step: str | None = None
+    optimizer_state_bytes: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

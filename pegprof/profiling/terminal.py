@@ -67,7 +67,8 @@ def headline(row: Row, *, with_batch: bool = True) -> str:
         f"seq_len {row.seq_len}" if row.seq_len else "",
         row.dtype or "",
         f"batch {row.batch}" if with_batch else "",
-        row.stats.replace(",", " "),
+        f"one step of {row.step}" if row.step else row.stats.replace(",", " "),
+        f"optimizer state {format_bytes(row.optimizer_state_bytes)}" if row.step else "",
     ]
     return f"{row.model}: {', '.join(fact for fact in facts if fact)}"
 

@@ -178,7 +178,7 @@ class Timing:
             if not_kept := answer.get("not_kept"):
                 compare = False
                 self._remark(f"statistics not compared: {not_kept}")
-            if "max_rel_error" in answer and reference:
+            if answer.get("max_rel_error") is not None and reference:
                 self._judge_error(lane, answer["max_rel_error"], reference[0])
             self._tell_changed()
         if reference:

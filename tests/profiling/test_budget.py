@@ -9,15 +9,16 @@ from pegprof.profiling.budget import Entrant, candidate_batches, choose, choose_
 HALVINGS = [64, 32, 16, 8, 4, 2, 1]
 
 
-def _options(capacity_bytes):
-    return jobs.method_options({"stats": ["mean"], "microbatch_size": 1, "capacity_bytes": capacity_bytes})
+def _options(problem, capacity_bytes, step=None):
+    request = {"stats": ["mean"], "microbatch_size": 1, "capacity_bytes": capacity_bytes, "step": step}
+    return jobs.method_options(request, problem)
 
 
 def test_surgery_runs_fewer_at_a_time_where_the_memory_that_is_free_is_little():
     problem = load_problem("transformer-tiny", {})
     about = methods.METHODS["surgery"].about
-    little = about(problem, _options(16 * 2**20), 64)
-    assert little.microbatch_size < about(problem, _options(2**40), 64).microbatch_size
+    little = about(problem, _options(problem, 16 * 2**20), 64)
+    assert little.microbatch_size < about(problem, _options(problem, 2**40), 64).microbatch_size
     assert little.note == f"{little.microbatch_size} at a time"
 
 
