@@ -339,6 +339,15 @@ def test_zoo_targets_compiles_nothing_that_is_known_and_says_how_often_activatio
     assert not zoo_targets.is_known(known[1:], "linear", "cpu", 4)
 
 
+def test_zoo_targets_reads_what_was_written_before_there_were_the_last_columns(tmp_path):
+    full = [{name: name for name in zoo_targets.COLUMNS}]
+    write_csv([{name: row[name] for name in zoo_targets.COLUMNS[:-2]} for row in full], str(tmp_path / "older.csv"))
+    write_csv([{"another": "1", **full[0]}], str(tmp_path / "other.csv"))
+    (row,) = zoo_targets.read_rows(tmp_path / "older.csv")
+    assert row == full[0] | dict.fromkeys(zoo_targets.COLUMNS[-2:], "")
+    assert zoo_targets.read_rows(tmp_path / "other.csv") == []
+
+
 def test_gate_noise_says_what_each_gate_made_of_times():
     before = make_gate("same", "time_ratio"), make_gate("unresolved", "time_ratio")
     rows = [row for number, gate in enumerate(before) for row in gate_noise._rows(gate, number, 1, took_s=2.0)]

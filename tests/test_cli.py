@@ -135,6 +135,8 @@ def test_ctrl_c_ends_a_list_at_once_whatever_its_models_do(pegprof_in):
         (["run", "mlpp"], "hint: did you mean 'mlp'?"),
         (["run", "mlp", "--methods", "vmpa"], "hint: did you mean 'vmap'?"),
         (["run", "mlp", "--stats", "men"], "hint: did you mean 'mean'?"),
+        (["run", "mlp", "--step", "micro_adma"], "hint: did you mean 'micro_adam'?"),
+        (["fit", "mlp", "--step", "micro_adam", "--stats", "mean"], "hint: leave the statistics out"),
         (["run", "mlp", "--set", "widht=3"], "hint: did you mean 'width'?"),
         (["run", "mlp", "--microbatch-size", "3"], "no microbatches of 3"),
         (["run", "no_such_file.py:model"], "there is no file 'no_such_file.py'"),
@@ -647,6 +649,24 @@ def test_a_dtype_that_a_users_model_has_no_option_for_is_an_error_that_names_it(
     assert (done.returncode, done.stdout) == (2, "")
     assert "models.py" in done.stderr
     assert "unknown option 'dtype'" in done.stderr
+
+
+WHOLE_STEPS = """\
+mlp: 26.5 k parameters, float32, batch 8, one step of micro_adam, optimizer state 207.1 KiB
+cpu: """
+
+
+def test_a_run_of_whole_steps_shows_the_state_and_whose_step_grad_is(pegprof_in):
+    options = ["--set", "width=32", "--batch", "8", "--methods", "grad,surgery", "--no-time", "--quiet"]
+    done = pegprof_in("run", "mlp", "--step", "micro_adam", *options)
+    assert (done.returncode, done.stderr) == (ExitCode.OK, "")
+    assert done.stdout.startswith(WHOLE_STEPS)
+    assert "\ngrad: a step of adam, which takes the mean alone\n" in done.stdout
+    assert "\nA step of micro_adam, which takes mean and second_moment, fits in memory here: surgery" in done.stdout
+    rows = rows_of((pegprof_in.folder / "reports" / "mlp-micro_adam-b8-cpu.csv").read_text())
+    assert {(row["step"], row["optimizer_state_bytes"]) for row in rows.values()} == {
+        ("micro_adam", str(4 + 8 * 26506))
+    }
 
 
 def test_dtype_is_the_models_option(pegprof_in):

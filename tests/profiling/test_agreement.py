@@ -11,6 +11,11 @@ def stats_of(**leaves):
     return {"mean": {name: np.asarray(values, np.float32) for name, values in leaves.items()}}
 
 
+def test_nothing_to_compare_is_no_agreement():
+    assert max_rel_error({"mean": np.ones(2)}, {"variance": np.ones(2)}) is None
+    assert max_rel_error({"sign_mean": np.ones(2)}, {"sign_mean": np.ones(2)}) is None
+
+
 def test_the_error_is_relative_to_the_largest_entry_of_its_parameter():
     assert max_rel_error(stats_of(w=[4.0, 1.0]), stats_of(w=[4.0, 2.0])) == pytest.approx(0.25)
 

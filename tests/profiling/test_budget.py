@@ -22,6 +22,14 @@ def test_surgery_runs_fewer_at_a_time_where_the_memory_that_is_free_is_little():
     assert little.note == f"{little.microbatch_size} at a time"
 
 
+def test_what_an_optimizer_keeps_is_taken_from_what_surgery_may_use():
+    problem = load_problem("mlp", {})
+    kept_bytes = 4 + 2 * 4 * 1_863_690
+    assert _options(problem, 2**30, step="adam").memory_budget == 2**30 - kept_bytes
+    assert _options(problem, 2**20, step="adam").memory_budget == 0
+    assert _options(problem, None, step="adam").memory_budget is None
+
+
 @pytest.mark.parametrize(
     ("batch", "minimum", "multiple_of", "expected"),
     [(64, 1, 1, HALVINGS), (64, 2, 1, HALVINGS[:-1]), (12, 1, 4, [12]), (16, 1, 4, [16, 8, 4]), (1, 1, 1, [1])],

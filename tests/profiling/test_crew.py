@@ -51,7 +51,7 @@ def free(monkeypatch):
 def make_crew(free):
     made = []
 
-    def make(*methods, deadly=(), on_host=True, one_process=False, capacity_bytes=None):
+    def make(*methods, deadly=(), on_host=True, one_process=False, capacity_bytes=None, step=None):
         workers = []
 
         def start(file):
@@ -60,7 +60,7 @@ def make_crew(free):
 
         crew = Crew(
             methods,
-            request={"model": "m"},
+            request={"model": "m", "step": step},
             full_batch=64,
             argument_bytes=GIB,
             start=start,
@@ -86,8 +86,8 @@ def test_each_method_has_a_process_of_its_own_and_arguments_are_made_in_another(
     crew.run("vmap")
     assert [worker.log for worker in crew.workers] == [
         ["arguments"],
-        ["prepare grad", "load", "run grad"],
-        ["prepare vmap", "load", "run vmap", "run vmap"],
+        ["prepare grad", "load grad", "run grad"],
+        ["prepare vmap", "load vmap", "run vmap", "run vmap"],
     ]
     crew.close()
     assert all(worker.closed for worker in crew.workers)
@@ -101,7 +101,18 @@ def test_where_there_can_be_but_one_process_all_methods_share_it_after_the_argum
     assert crew.shared
     assert [worker.log for worker in crew.workers] == [
         ["arguments"],
-        ["prepare grad", "prepare vmap", "load", "run grad", "run vmap"],
+        ["prepare grad", "prepare vmap", "load grad", "run grad", "run vmap"],
+    ]
+
+
+def test_in_a_shared_process_each_method_starts_its_steps_from_arguments_of_its_own(make_crew):
+    crew = make_crew("grad", "vmap", one_process=True, step="adam")
+    for method in ("grad", "grad", "vmap", "grad"):
+        crew.run(method)
+    assert crew.workers[1].log[2:] == [
+        *("load grad", "run grad", "run grad"),
+        *("load vmap", "run vmap"),
+        *("load grad", "run grad"),
     ]
 
 
@@ -115,7 +126,7 @@ def test_those_who_wait_hold_no_arguments_where_they_would_take_an_eighth_of_the
     crew = make_crew("grad", "vmap", "surgery")
     crew.run("grad")
     crew.run("grad")
-    assert crew.workers[1].log == ["prepare grad", "load", "run grad", "unload", "load", "run grad", "unload"]
+    assert crew.workers[1].log == ["prepare grad", "load grad", "run grad", "unload", "load grad", "run grad", "unload"]
 
 
 def test_a_method_that_takes_a_shared_process_down_does_not_take_the_others_programs(make_crew):
@@ -125,7 +136,7 @@ def test_a_method_that_takes_a_shared_process_down_does_not_take_the_others_prog
         crew.run("vmap")
     crew.drop("vmap")
     assert crew.run("grad") == {"times_s": [0.5]}
-    assert crew.workers[-1].log == ["prepare grad", "load", "run grad"]
+    assert crew.workers[-1].log == ["prepare grad", "load grad", "run grad"]
 
 
 def test_a_method_that_is_dropped_has_no_process_any_more(make_crew):
@@ -166,7 +177,7 @@ def test_a_peak_is_taken_in_a_process_that_is_fresh_and_alone_on_its_device(make
     crew.run_afresh("grad")
     *_, shared, fresh = crew.workers
     assert shared.closed
-    assert (fresh.log, fresh.closed) == (["prepare grad", "load", "run grad"], True)
+    assert (fresh.log, fresh.closed) == (["prepare grad", "load grad", "run grad"], True)
 
 
 def test_the_examples_are_checked_in_a_process_of_their_own(make_crew):

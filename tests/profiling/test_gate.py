@@ -254,6 +254,15 @@ def test_other_versions_are_listed_with_the_command_for_a_new_baseline(tmp_path)
     assert caught.value.hint == f"make a new one: {command_of(BASELINE.settings, export_json=path)}"
 
 
+def test_a_baseline_of_another_step_or_of_none_is_not_comparable(tmp_path):
+    settings = dataclasses.replace(BASELINE.settings, step="micro_adam")
+    path = write(tmp_path / "b.json", dataclasses.replace(BASELINE, settings=settings))
+    with pytest.raises(PegprofError, match="step was micro_adam, is not set") as caught:
+        gate(path)
+    assert caught.value.exit_code == ExitCode.INCOMPARABLE
+    assert "pegprof run transformer-151m --batch 64 --methods grad,surgery --step micro_adam" in caught.value.hint
+
+
 def test_a_baseline_that_cannot_be_compared_does_not_hide_the_others(tmp_path):
     good, bad = write(tmp_path / "good.json"), write(tmp_path / "bad.json", "")
     gates, errors = pass_gates([bad, good], limits=LimitTable(), measure=lambda settings: BASELINE)

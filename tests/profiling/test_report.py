@@ -17,7 +17,8 @@ HEADER = (
     "time_s,time_iqr_s,time_batch,runs,time_ratio,compile_s,peak_bytes,argument_bytes,output_bytes,temp_bytes,"
     "alias_bytes,host_peak_bytes,peak_ratio,capacity_bytes,flops,activation_bytes_per_example,parameter_bytes,"
     "activations_dominate,max_rel_error,materialised_parameters,seed,pegprof,jax,jaxlib,xla_flags,timestamp,"
-    "device_peak_bytes,measured_batch,measured_batch_peak_bytes,compiler"  # more than the design has, and after it
+    # more than the design has, and after it:
+    "device_peak_bytes,measured_batch,measured_batch_peak_bytes,compiler,step,optimizer_state_bytes"
 )
 
 GOLDEN_100 = """\
