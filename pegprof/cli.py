@@ -71,10 +71,8 @@ SeqLen = Annotated[int | None, typer.Option(min=1, help="The same as --set seq_l
 Dtype = Annotated[str | None, typer.Option(metavar="float32|bfloat16", help="The same as --set dtype=...")]
 Methods = Annotated[str, typer.Option(help="Which methods.")]
 MicrobatchSize = Annotated[int, typer.Option(min=1, help="Examples at a time in the method microbatch.")]
-Stats = Annotated[str, typer.Option(help="Which statistics.")]
-StatsOrStep = Annotated[
-    str | None,
-    typer.Option("--stats", metavar="NAME[,NAME]...", help="Which statistics. [default: mean,second_moment]"),
+Stats = Annotated[
+    str | None, typer.Option(metavar="NAME[,NAME]...", help="Which statistics. [default: mean,second_moment]")
 ]
 Step = Annotated[
     str | None,
@@ -100,7 +98,7 @@ def run(
     dtype: Dtype = None,
     target: Targets = None,
     methods: Methods = "grad,vmap,microbatch,surgery",
-    stats: StatsOrStep = None,
+    stats: Stats = None,
     step: Step = None,
     microbatch_size: MicrobatchSize = 1,
     warmup: Annotated[int, typer.Option("--warmup", "-w", min=0, help="Runs that do not count.")] = 1,
@@ -133,15 +131,15 @@ def run(
     Time, memory and whether activations dominate parameters: a table on stdout, or on stderr when an export goes to
     stdout. A CSV goes to reports/MODEL-bBATCH-TARGET.csv unless --export-csv or --no-csv says otherwise.
     """
-    from pegprof.profiling import arguments, measure, output, progress, report, steps, terminal, units
-    from pegprof.profiling.result import STATS, Settings
+    from pegprof.profiling import arguments, measure, output, progress, report, terminal, units
+    from pegprof.profiling.result import Settings
 
     settings = Settings(
         model=model,
         options=arguments.parse_options(option or (), seq_len=seq_len, dtype=dtype),
         batches=arguments.parse_batches(batch),
         methods=arguments.parse_names(methods),
-        stats=steps.choose_stats(arguments.parse_names(stats) if stats is not None else None, step, default=STATS),
+        stats=arguments.parse_stats(stats, step),
         step=step,
         microbatch_size=microbatch_size,
         time=not no_time,
@@ -198,7 +196,7 @@ def fit(
     seq_len: SeqLen = None,
     dtype: Dtype = None,
     methods: Methods = "grad,vmap,microbatch,surgery",
-    stats: StatsOrStep = None,
+    stats: Stats = None,
     step: Step = None,
     microbatch_size: MicrobatchSize = 1,
     memory_limit: Annotated[str | None, typer.Option(metavar="15GiB", help="As if the device had no more.")] = None,
@@ -214,16 +212,16 @@ def fit(
     With --batch it says whether that one fits, and ends with 0 if surgery fits and with 1 if not. Nothing is run. A CSV
     of all that was compiled goes to reports/MODEL-fit-TARGET.csv unless --export-csv or --no-csv says otherwise.
     """
-    from pegprof.profiling import arguments, fit_text, measure, output, progress, report, steps, units
+    from pegprof.profiling import arguments, fit_text, measure, output, progress, report, units
     from pegprof.profiling import fit as fitting
-    from pegprof.profiling.result import STATS, Settings
+    from pegprof.profiling.result import Settings
 
     settings = Settings(
         model=model,
         options=arguments.parse_options(option or (), seq_len=seq_len, dtype=dtype),
         batches=(batch or min(DEFAULT_BATCH, up_to),),
         methods=arguments.parse_names(methods),
-        stats=steps.choose_stats(arguments.parse_names(stats) if stats is not None else None, step, default=STATS),
+        stats=arguments.parse_stats(stats, step),
         step=step,
         microbatch_size=microbatch_size,
         time=False,
@@ -263,7 +261,7 @@ def inspect(
     target: Annotated[
         str | None, typer.Option(metavar="NAME[,NAME]...", help="Plan for these devices (see targets); else this one.")
     ] = None,
-    stats: Stats = "mean,second_moment",
+    stats: Stats = None,
     memory_limit: Annotated[str | None, typer.Option(metavar="20GiB", help="Plan for less than is free.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
     quiet: Quiet = False,
@@ -280,7 +278,7 @@ def inspect(
         model=model,
         options=arguments.parse_options(option or (), seq_len=seq_len),
         batches=(batch,),
-        stats=arguments.parse_names(stats),
+        stats=arguments.parse_stats(stats),
         memory_limit_bytes=units.parse_bytes(memory_limit) if memory_limit else None,
         targets=arguments.parse_names(target) if target else (),
     )

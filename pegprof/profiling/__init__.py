@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pegprof.errors import PegprofError
 from pegprof.profiling import progress as _progress
 from pegprof.profiling.arguments import check_batches
-from pegprof.profiling.result import DEFAULT_BATCH, METHODS, STATS, Result, Settings
+from pegprof.profiling.result import DEFAULT_BATCH, METHODS, Result, Settings
 from pegprof.profiling.steps import choose_stats
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def profile(
         options=_check_options(options or {}),
         batches=check_batches((batch,) if isinstance(batch, int) else batch),
         methods=tuple(methods),
-        stats=choose_stats(stats, step, default=STATS),
+        stats=choose_stats(stats, step),
         step=step,
         **settings,
     )

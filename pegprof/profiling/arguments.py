@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from pegprof.errors import PegprofError
+from pegprof.profiling.steps import choose_stats
 
 
 def parse_names(text: str) -> tuple[str, ...]:
@@ -14,6 +15,14 @@ def parse_names(text: str) -> tuple[str, ...]:
     if not names or len(set(names)) != len(names):
         raise PegprofError(f"{text!r} is not a list of different names", hint="separate them by commas")
     return names
+
+
+def parse_stats(text: str | None, step: str | None = None) -> tuple[str, ...]:
+    """
+    >>> parse_stats("mean,norm"), parse_stats(None), parse_stats(None, step="adam")
+    (('mean', 'norm'), ('mean', 'second_moment'), ('mean',))
+    """
+    return choose_stats(None if text is None else parse_names(text), step)
 
 
 def parse_batches(text: str) -> tuple[int, ...]:

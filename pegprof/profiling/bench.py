@@ -50,9 +50,10 @@ class Bench:
     def prepare(self, request: Request, reporter: Reporter) -> None:
         """Compiles a method for a batch size: reports XLA's bytes, and the time that it took."""
         problem, method = jobs.load(request), methods.METHODS[request["method"]]
+        options = jobs.method_options(request, problem)
         self._programs.pop(method.name, None)
         start_s = time.perf_counter()
-        program = make_program(method, problem, jobs.method_options(request, problem))
+        program = make_program(method, problem, options)
         compiled = program.jit().lower(*program.abstract_arguments(problem, request["batch"])).compile()
         self._programs[method.name] = program, compiled
         reporter.update(compile_s=time.perf_counter() - start_s, **jobs.memory_bytes(compiled))

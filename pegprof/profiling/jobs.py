@@ -53,7 +53,7 @@ def method_options(request: Request, problem: Problem) -> methods.Options:
 def describe(request: Request, reporter: Reporter) -> None:
     """Checks the whole request, so that what is wrong with it is said within seconds, and describes the model."""
     step, size = request.get("step"), request["microbatch_size"]
-    stats = resolve_stats(choose_stats(request["stats"], step, default=()))
+    stats = resolve_stats(choose_stats(request["stats"], step))
     chosen = methods.resolve(request["methods"])
     minimum = max(stat.minimum_batch for stat in stats)
     for batch in request["batches"]:

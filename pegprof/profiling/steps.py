@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from pegprof.errors import PegprofError, nearest
+from pegprof.profiling.result import STATS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,14 +55,14 @@ def find_step(name: str) -> Step:
     return STEPS[name]
 
 
-def choose_stats(asked: Sequence[str] | None, step: str | None, *, default: tuple[str, ...]) -> tuple[str, ...]:
-    """The statistics to compute: those asked for, and with a step those that it takes.
+def choose_stats(asked: Sequence[str] | None, step: str | None) -> tuple[str, ...]:
+    """The statistics to compute: those asked for, or the usual ones; with a step those that it takes.
 
-    >>> choose_stats(None, "micro_adam", default=("mean",))
-    ('mean', 'second_moment')
+    >>> choose_stats(None, "micro_adam_var")
+    ('mean', 'variance')
     """
     if step is None:
-        return default if asked is None else tuple(asked)
+        return STATS if asked is None else tuple(asked)
     needed = find_step(step).stats
     if asked is not None and set(asked) != set(needed):
         what = f"a step of {step} takes {', '.join(needed)}, and {', '.join(asked)} was asked for"

@@ -71,13 +71,13 @@ def test_the_plain_counterpart_takes_the_mean_alone_and_is_its_own(name):
 
 
 def test_the_statistics_are_those_that_the_step_takes_and_no_others_can_be_asked_for():
-    assert choose_stats(None, None, default=("mean",)) == ("mean",)
-    assert choose_stats(["norm"], None, default=("mean",)) == ("norm",)
-    assert choose_stats(["second_moment", "mean"], "micro_adam", default=()) == ("mean", "second_moment")
+    assert choose_stats(None, None) == ("mean", "second_moment")
+    assert choose_stats(["norm"], None) == ("norm",)
+    assert choose_stats(["second_moment", "mean"], "micro_adam") == ("mean", "second_moment")
     with pytest.raises(PegprofError, match="a step of micro_adam takes mean, second_moment, and norm was asked for"):
-        choose_stats(["norm"], "micro_adam", default=())
+        choose_stats(["norm"], "micro_adam")
     with pytest.raises(PegprofError, match="did you mean 'micro_adam'"):
-        choose_stats(None, "micro_adma", default=())
+        choose_stats(None, "micro_adma")
 
 
 # The programs.
