@@ -11,7 +11,11 @@ from collections.abc import Mapping
 from pegprof.errors import PegprofError, nearest
 from pegprof.experiments.base import Experiment
 
-EXPERIMENTS: Mapping[str, str] = {"sign-placement": "pegprof.experiments.sign_placement"}  # each has EXPERIMENT
+EXPERIMENTS: Mapping[str, str] = {
+    "sign-placement": "pegprof.experiments.sign_placement",
+    "batch-scaling": "pegprof.experiments.batch_scaling",
+    "adam-preconditioner": "pegprof.experiments.adam_preconditioner",
+}  # each has EXPERIMENT
 
 
 def load_experiment(name: str) -> Experiment:

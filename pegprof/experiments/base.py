@@ -39,17 +39,21 @@ class Experiment:
       title: of its page.
       about: paragraphs for the page: what is compared, on what, and what our sources leave open.
       packages: what it imports beside pegprof's own needs, by the names of the modules.
-      make_runs: the runs, the most needed first; ``quick`` asks for what five minutes allow.
+      make_runs: ``make_runs(quick, tables)``, all runs that are wanted, the most needed first; ``quick`` asks for what
+        five minutes allow. It is asked again when all of them are done, with the tables that they gave: so a learning
+        rate can be tuned by the first ones and used by the next.
       measure: the tables of one run.
       draw: from all tables to figures by name.
       judge: from all tables to findings.
+      side_by_side: whether several runs may be measured at once, each on a core of its own.
     """
 
     name: str
     title: str
     about: Sequence[str]
     packages: Sequence[str]
-    make_runs: Callable[[bool], Sequence[Run]]
+    make_runs: Callable[[bool, Tables], Sequence[Run]]
     measure: Callable[[Run], Tables]
     draw: Callable[[Tables], Mapping[str, Any]]
     judge: Callable[[Tables], Sequence[Finding]]
+    side_by_side: bool = True

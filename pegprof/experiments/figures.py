@@ -1,6 +1,7 @@
 """How the figures of all experiments look: colours that every reader can tell apart, and shapes that say the same."""
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # Okabe and Ito's colours; markers and dashes tell the same without colour.
@@ -11,15 +12,21 @@ _DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
 
 def make_panels(count: int, *, height: float = 3.6) -> tuple[Any, Sequence[Any]]:
     """A figure with a row of axes."""
+    figure, (panels,) = make_grid(1, count, height=height)
+    return figure, panels
+
+
+def make_grid(rows: int, columns: int, *, height: float = 3.6) -> tuple[Any, Any]:
+    """A figure with rows of axes, in an array."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     mpl.rcParams["svg.hashsalt"] = "pegprof"  # the same data give the same file
-    figure = Figure(figsize=(4.6 * count, height), layout="constrained")
-    panels = figure.subplots(1, count, squeeze=False)[0]
-    for axes in panels:
+    figure = Figure(figsize=(4.6 * columns, height * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for axes in grid.flat:
         axes.grid(alpha=0.3)
-    return figure, panels
+    return figure, grid
 
 
 def name_ticks(axes: Any, at: Sequence[float]) -> None:
@@ -30,10 +37,27 @@ def name_ticks(axes: Any, at: Sequence[float]) -> None:
         axes.set_xlim(min(at) * 0.8 if min(at) else -0.2, max(at) * 1.25)
 
 
+def draw_losses(axes: Any, losses: Mapping[float, Sequence[float]], **look: Any) -> None:
+    """A line through the means of the seeds, with their standard deviations as error bars."""
+    means = [statistics.fmean(values) for values in losses.values()]
+    spreads = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in losses.values()]
+    axes.errorbar(list(losses), means, yerr=spreads, capsize=3, **look)
+
+
 def style(number: int) -> dict[str, Any]:
     """The look of the n-th of the things that are compared."""
+    return {"color": _COLORS[number % len(_COLORS)], **_shape(number)}
+
+
+def graded_style(number: int, count: int) -> dict[str, Any]:
+    """The look of the n-th of so many sizes, from dark to light."""
+    import matplotlib as mpl
+
+    return {"color": mpl.colormaps["viridis"](0.9 * number / max(1, count - 1)), **_shape(number)}
+
+
+def _shape(number: int) -> dict[str, Any]:
     return {
-        "color": _COLORS[number % len(_COLORS)],
         "marker": _MARKERS[number % len(_MARKERS)],
         "linestyle": _DASHES[number % len(_DASHES)],
         "markersize": 5,

@@ -7,15 +7,18 @@ those of the run. After the time limit no run begins, and the page says how many
 import csv
 import dataclasses
 import importlib.util
+import itertools
 import json
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pegprof
 from pegprof.errors import ExitCode, PegprofError
 from pegprof.experiments.base import Experiment, Finding, Run, Tables
+from pegprof.experiments.workers import measure_side_by_side
 from pegprof.profiling.progress import Talk
 from pegprof.profiling.units import format_duration
 
@@ -38,16 +41,26 @@ def run_experiment(
     *,
     quick: bool,
     talk: Talk,
+    workers: int | None = None,
     now_s: Callable[[], float] = time.monotonic,
 ) -> Outcome:
-    """Run what is not yet on file, then write everything into the folder."""
+    """Run what is not yet on file, then write everything into the folder.
+
+    Args:
+      experiment: which one.
+      folder: where it goes.
+      quick: whether to make do with what five minutes allow.
+      talk: told what is being done.
+      workers: how many runs are measured at once, 1 in this very process; None for one on each core.
+      now_s: the clock.
+    """
     require_packages(experiment)
-    runs = experiment.make_runs(quick)
-    tables = _measure_all(experiment, runs, folder / "runs", QUICK_LIMIT_S if quick else FULL_LIMIT_S, talk, now_s)
-    done = [run for run in runs if run.name in tables]
-    if not done:
+    clock = _Clock(now_s=now_s, start_s=now_s(), limit_s=QUICK_LIMIT_S if quick else FULL_LIMIT_S)
+    count = (workers or os.cpu_count() or 1) if experiment.side_by_side else 1
+    runs, found = _measure_all(experiment, folder / "runs", quick=quick, clock=clock, talk=talk, workers=count)
+    if not found:
         raise PegprofError("the time limit came before a single run was finished", exit_code=ExitCode.TIME_LIMIT)
-    merged = _merge([(run, tables[run.name]) for run in done])
+    merged = _merge(runs, found)
     for name, rows in merged.items():
         _write_csv(folder / f"{name}.csv", rows)
     figures = experiment.draw(merged)
@@ -56,10 +69,10 @@ def run_experiment(
     findings = experiment.judge(merged)
     page = folder / "README.md"
     page.write_text(
-        render_page(experiment, findings, list(merged), list(figures), done=len(done), planned=len(runs), quick=quick),
+        render_page(experiment, findings, list(merged), list(figures), done=len(found), planned=len(runs), quick=quick),
         encoding="utf-8",
     )
-    return Outcome(findings=findings, done=len(done), planned=len(runs), page=page)
+    return Outcome(findings=findings, done=len(found), planned=len(runs), page=page)
 
 
 def require_packages(experiment: Experiment) -> None:
@@ -73,26 +86,71 @@ def require_packages(experiment: Experiment) -> None:
         )
 
 
+@dataclasses.dataclass(kw_only=True)
+class _Clock:
+    """How the time goes: what is left is foretold from the runs that were measured so far."""
+
+    now_s: Callable[[], float]
+    start_s: float
+    limit_s: float
+    measured: int = 0
+
+    @property
+    def spent_s(self) -> float:
+        return self.now_s() - self.start_s
+
+    @property
+    def is_up(self) -> bool:
+        return self.spent_s > self.limit_s
+
+    def foretell(self, runs: int) -> str:
+        return format_duration(self.spent_s / self.measured * runs) if self.measured else "–"
+
+
 def _measure_all(
-    experiment: Experiment, runs: Sequence[Run], folder: Path, limit_s: float, talk: Talk, now_s: Callable[[], float]
-) -> dict[str, Tables]:
-    """The tables of each run, from its file or by running it."""
+    experiment: Experiment, folder: Path, *, quick: bool, clock: _Clock, talk: Talk, workers: int
+) -> tuple[Sequence[Run], dict[str, Tables]]:
+    """All runs that are wanted, and the tables of those that are done, from their files or by running them."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = {run.name: tables for run in runs if (tables := _read_run(run, folder)) is not None}
-    if found:
-        talk(f"{len(found)} of {len(runs)} runs are on file")
-    start_s, missing = now_s(), [run for run in runs if run.name not in found]
-    for number, run in enumerate(missing):
-        spent_s = now_s() - start_s
-        if spent_s > limit_s:
-            talk(f"{len(missing) - number} runs are left out: the time is up; the same command goes on with them")
-            break
-        left = format_duration(spent_s / number * (len(missing) - number)) if number else "–"
-        talk.doing(f"{experiment.name}, run {len(found) + 1} of {len(runs)}, about {left} left: {run.name}")
-        begun_s = now_s()
-        found[run.name] = experiment.measure(run)
-        _write_run(run, found[run.name], now_s() - begun_s, folder)
-    return found
+    runs: Sequence[Run] = ()
+    found: dict[str, Tables] = {}
+    while True:
+        runs = experiment.make_runs(quick, _merge(runs, found))
+        wanted = [run for run in runs if run.name not in found]
+        if not wanted:
+            return runs, found
+        on_file = {run.name: tables for run in wanted if (tables := _read_run(run, folder)) is not None}
+        if on_file:
+            talk(f"{len(on_file)} of {len(runs)} runs are on file")
+            found |= on_file
+        missing = [run for run in wanted if run.name not in found]
+        for run, tables, time_s in _measure(experiment, missing, clock=clock, talk=talk, workers=workers):
+            found[run.name] = tables
+            _write_run(run, tables, time_s, folder)
+        if left := [run for run in runs if run.name not in found]:
+            talk(f"{len(left)} runs are left out: the time is up; the same command goes on with them")
+            return runs, found
+
+
+def _measure(
+    experiment: Experiment, missing: Sequence[Run], *, clock: _Clock, talk: Talk, workers: int
+) -> Iterator[tuple[Run, Tables, float]]:
+    """Each run with its tables and the time it took, as long as there is time to begin another."""
+    begun_s: dict[str, float] = {}
+
+    def may_begin(run: Run) -> bool:
+        if clock.is_up:
+            return False
+        begun_s[run.name] = clock.now_s()
+        left = clock.foretell(len(missing) - len(begun_s) + 1)
+        talk.doing(f"{experiment.name}, run {len(begun_s)} of {len(missing)}, about {left} left: {run.name}")
+        return True
+
+    here = ((run, experiment.measure(run)) for run in itertools.takewhile(may_begin, missing))
+    elsewhere = measure_side_by_side(experiment.name, missing, workers=workers, may_begin=may_begin)
+    for run, tables in here if workers == 1 else elsewhere:
+        clock.measured += 1
+        yield run, tables, clock.now_s() - begun_s[run.name]
 
 
 def _read_run(run: Run, folder: Path) -> Tables | None:
@@ -115,11 +173,11 @@ def _identity(run: Run) -> dict[str, Any]:
     return json.loads(json.dumps({"name": run.name, "settings": run.settings, "pegprof": pegprof.__version__}))
 
 
-def _merge(done: Sequence[tuple[Run, Tables]]) -> Tables:
-    """The rows of all runs, each with the settings of its run."""
+def _merge(runs: Sequence[Run], found: Mapping[str, Tables]) -> Tables:
+    """The rows of all runs that are done, in the order of the runs, each with the settings of its own."""
     merged: Tables = {}
-    for run, tables in done:
-        for name, rows in tables.items():
+    for run in runs:
+        for name, rows in found.get(run.name, {}).items():
             merged.setdefault(name, []).extend({**run.settings, **row} for row in rows)
     return merged
 

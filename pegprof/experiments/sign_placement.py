@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegprof.experiments.base import Experiment, Finding, Rows, Run, Tables
-from pegprof.experiments.figures import make_panels, name_ticks, style
+from pegprof.experiments.figures import draw_losses, make_panels, name_ticks, style
+from pegprof.experiments.tuning import best, bound, by_rate, is_ahead, words_at
 
 SIGNS = ("micro_sign_sgd", "sign_sgd", "sign_ema")
 TASKS = ("digits", "bytes")
@@ -32,7 +33,7 @@ NOISE_RATE = 1e-3  # of the training on whose way the noise is measured, by sign
 GAUSSIAN_KURTOSIS = (2.5, 4.0)  # what we call near 3
 
 
-def make_runs(quick: bool) -> list[Run]:
+def make_runs(quick: bool, tables: Tables) -> list[Run]:
     """Noise first, then whole sweeps seed by seed: what the time limit cuts off is the last seeds."""
     size = QUICK if quick else FULL
     noise = [
@@ -76,11 +77,11 @@ def _train(settings: Mapping[str, Any]) -> Rows:
 
     values: list[float] = []
     params: Any = None
-    for _, new_params, value in _steps(train, settings):
-        params = new_params
-        values.append(value)
+    for step in _steps(train, settings):
+        params = step.params
+        values.append(bound(step.loss))
     tail = values[-max(1, len(values) // 10) :]
-    return [{"train_loss": statistics.fmean(tail), "held_out_loss": held_out_loss(settings["task"], params)}]
+    return [{"train_loss": statistics.fmean(tail), "held_out_loss": bound(held_out_loss(settings["task"], params))}]
 
 
 def _measure_noise(settings: Mapping[str, Any]) -> Rows:
@@ -96,7 +97,7 @@ def _measure_noise(settings: Mapping[str, Any]) -> Rows:
 
     stages = {round(stage * settings["steps"]) for stage in STAGES}
     rows = [noise_at(0, KNOWN[settings["task"]]().init(jax.random.key(settings["seed"])))]
-    rows += [noise_at(step, params) for step, params, _ in _steps(train, settings) if step in stages]
+    rows += [noise_at(step.number, step.params) for step in _steps(train, settings) if step.number in stages]
     return rows
 
 
@@ -110,17 +111,7 @@ def _steps(train: Any, settings: Mapping[str, Any]) -> Any:
 
 def losses(tables: Tables, task: str, sign: str) -> dict[float, list[float]]:
     """The held-out losses of the seeds, by learning rate."""
-    found: dict[float, list[float]] = {}
-    for row in tables.get("training", []):
-        if (row["task"], row["optimizer"]) == (task, sign):
-            found.setdefault(row["rate"], []).append(row["held_out_loss"])
-    return found
-
-
-def best(tables: Tables, task: str, sign: str) -> tuple[float, list[float]] | None:
-    """The learning rate with the lowest mean loss, and its losses."""
-    by_rate = losses(tables, task, sign)
-    return min(by_rate.items(), key=lambda item: statistics.fmean(item[1])) if by_rate else None
+    return by_rate(tables.get("training", []), task=task, optimizer=sign)
 
 
 def judge(tables: Tables) -> list[Finding]:
@@ -131,27 +122,17 @@ def judge(tables: Tables) -> list[Finding]:
 
 
 def _judge_order(tables: Tables, task: str) -> Finding | None:
-    late, early = best(tables, task, "sign_ema"), best(tables, task, "micro_sign_sgd")
+    swept = [losses(tables, task, sign) for sign in ("sign_ema", "micro_sign_sgd")]
+    late, early = (best(each) for each in swept)
     if late is None or early is None:
         return None
-    gap = statistics.fmean(early[1]) - statistics.fmean(late[1])
-    both = (late[1], early[1])
-    swept = [set(losses(tables, task, sign)) for sign in ("sign_ema", "micro_sign_sgd")]
-    partial = swept[0] != swept[1]  # the time limit cut a sweep short: the best of few rates says nothing
-    alone = any(len(values) < 2 for values in both)  # one seed has no spread, and so no verdict
-    doubt = float("inf") if alone or partial else 2 * sum(statistics.variance(x) / len(x) for x in both) ** 0.5
+    partial = set(swept[0]) != set(swept[1])  # the time limit cut a sweep short: the best of few rates says nothing
     return Finding(
         claim="the sign after both averages, sign_ema, is ahead of the sign before them, micro_sign_sgd",
-        measured=f"{task}: held-out loss at the best rate {_words(late)} against {_words(early)}"
+        measured=f"{task}: held-out loss at the best rate {words_at(late)} against {words_at(early)}"
         + ("; not all rates were run" if partial else ""),
-        verdict="does not show" if abs(gap) <= doubt else "agrees" if gap > 0 else "disagrees",
+        verdict="does not show" if partial else is_ahead(late[1], early[1]),
     )
-
-
-def _words(found: tuple[float, list[float]]) -> str:
-    rate, values = found
-    spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.3f}{spread} (η = {rate:g}, {len(values)} seeds)"
 
 
 def _judge_noise(rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
@@ -193,10 +174,7 @@ def _draw_losses(tables: Tables) -> Any:
     figure, panels = make_panels(len(TASKS))
     for axes, task in zip(panels, TASKS, strict=True):
         for number, sign in enumerate(SIGNS):
-            by_rate = sorted(losses(tables, task, sign).items())
-            means = [statistics.fmean(values) for _, values in by_rate]
-            spreads = [statistics.stdev(values) if len(values) > 1 else 0.0 for _, values in by_rate]
-            axes.errorbar([rate for rate, _ in by_rate], means, yerr=spreads, capsize=3, label=sign, **style(number))
+            draw_losses(axes, losses(tables, task, sign), label=sign, **style(number))
         axes.set(title=task, xlabel="learning rate η at the start", ylabel="held-out loss (nats)", xscale="log")
         name_ticks(axes, sorted({row["rate"] for row in tables.get("training", [])}))
         axes.legend(frameon=False)

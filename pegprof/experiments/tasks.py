@@ -1,7 +1,8 @@
 """What the experiments train: small models on real data that needs no download.
 
 ``digits`` is a perceptron on the 8×8 digits that come with scikit-learn; ``bytes`` a small transformer on the source of
-Python's own standard library, byte by byte. A task gives batches of what is trained on, and one batch that is not.
+Python's own standard library, byte by byte; ``short-bytes`` the same on half as many at a time. A task gives batches of
+what is trained on, and one batch that is not.
 """
 
 import dataclasses
@@ -67,9 +68,8 @@ def digits() -> Task:
 
 
 @functools.cache
-def library_bytes() -> Task:
-    """The zoo's ``transformer-tiny`` at T=64, on every file at the top of the standard library."""
-    T = 64
+def library_bytes(T: int) -> Task:
+    """The zoo's ``transformer-tiny`` on T bytes at a time of all files at the top of the standard library."""
     problem = load_problem("transformer-tiny", {"seq_len": T})
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     text = np.frombuffer(b"".join(path.read_bytes() for path in files), np.uint8)
@@ -80,7 +80,13 @@ def library_bytes() -> Task:
         starts = rng.integers(len(part) - T, size=(B, 1))
         return jnp.asarray(part[starts + np.arange(T + 1)].astype(np.int32))
 
-    return Task(name="bytes", init=problem.init, loss=problem.loss, draw=draw, keep_batch_dim=problem.keep_batch_dim)
+    return Task(
+        name=f"bytes-{T}", init=problem.init, loss=problem.loss, draw=draw, keep_batch_dim=problem.keep_batch_dim
+    )
 
 
-TASKS: Mapping[str, Callable[[], Task]] = {"digits": digits, "bytes": library_bytes}
+TASKS: Mapping[str, Callable[[], Task]] = {
+    "digits": digits,
+    "bytes": lambda: library_bytes(64),
+    "short-bytes": lambda: library_bytes(32),
+}

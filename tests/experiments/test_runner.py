@@ -1,5 +1,6 @@
 """Any experiment is run, resumed, cut off in time and written down."""
 
+import dataclasses
 import json
 
 import pytest
@@ -11,6 +12,7 @@ from pegprof.errors import ExitCode, PegprofError
 from pegprof.experiments.base import Experiment, Finding, Run
 from pegprof.experiments.figures import make_panels, style
 from pegprof.experiments.runner import FULL_LIMIT_S, run_experiment
+from pegprof.experiments.workers import measure_side_by_side
 from pegprof.profiling.progress import Silence
 
 
@@ -30,9 +32,10 @@ class Counted:
             title="Counting",
             about=("One paragraph.",),
             packages=packages,
-            make_runs=lambda quick: [Run(name=f"r{i}", settings={"rate": i, "quick": quick}) for i in range(3)],
+            make_runs=lambda quick, tables: [Run(name=f"r{i}", settings={"rate": i, "quick": quick}) for i in range(3)],
             measure=self.measure,
             draw=draw,
+            side_by_side=False,
             judge=lambda tables: [Finding(claim="they count", measured=str(len(tables["training"])), verdict="agrees")],
         )
 
@@ -44,7 +47,9 @@ class Counted:
         return {"training": [{"loss": 2.0 * run.settings["rate"]}]}
 
     def run(self, folder, *, quick=False):
-        return run_experiment(self.experiment, folder, quick=quick, talk=Silence(), now_s=lambda: self.clock_s)
+        return run_experiment(
+            self.experiment, folder, quick=quick, talk=Silence(), workers=1, now_s=lambda: self.clock_s
+        )
 
 
 def test_a_whole_experiment_leaves_tables_figures_and_a_page(tmp_path):
@@ -107,3 +112,55 @@ def test_the_command_prints_the_findings_and_says_where_the_page_is(tmp_path, mo
     assert result.exit_code == 0
     assert result.stdout == "agrees: they count\n    3\n"
     assert str(tmp_path / "README.md") in result.stderr
+
+
+class Staged(Counted):
+    """First three runs, then one more at the rate that was best of those."""
+
+    def __init__(self):
+        super().__init__()
+        self.experiment = dataclasses.replace(self.experiment, make_runs=self.make_runs)
+
+    def make_runs(self, quick, tables):
+        first = [Run(name=f"r{i}", settings={"rate": i}) for i in range(3)]
+        rows = tables.get("training", [])
+        if len(rows) < 3:
+            return first
+        best = max(rows, key=lambda row: row["loss"])["rate"]
+        return [*first, Run(name="more", settings={"rate": best})]
+
+
+def test_what_the_first_runs_found_says_what_the_next_are(tmp_path):
+    staged = Staged()
+    assert staged.run(tmp_path).done == 4
+    assert staged.measured == ["r0", "r1", "r2", "more"]
+    assert (tmp_path / "training.csv").read_text().splitlines()[-1] == "2,4.0"
+    again = Staged()
+    assert again.run(tmp_path).done == 4
+    assert again.measured == []
+
+
+@pytest.mark.slow
+def test_runs_side_by_side_give_what_they_give_one_by_one():
+    pytest.importorskip("sklearn", reason="pip install -e '.[experiments]'")
+    experiment = experiments.load_experiment("sign-placement")
+    runs = [run for run in experiment.make_runs(True, {}) if run.name.startswith("digits")][:2]
+    begun = []
+
+    def may_begin(run):
+        begun.append(run.name)
+        return True
+
+    short = [dataclasses.replace(run, settings={**run.settings, "steps": 2}) for run in runs]
+    found = {
+        run.name: tables for run, tables in measure_side_by_side(experiment.name, short, workers=2, may_begin=may_begin)
+    }
+    assert begun == [run.name for run in short]
+    assert found.keys() == {run.name for run in short}
+    alone = experiment.measure(short[0])["training"][0]
+    assert found[short[0].name]["training"][0]["held_out_loss"] == pytest.approx(alone["held_out_loss"], rel=1e-4)
+
+
+def test_when_nobody_may_begin_nothing_is_measured():
+    runs = [Run(name="r", settings={})]
+    assert list(measure_side_by_side("adam-preconditioner", runs, workers=2, may_begin=lambda run: False)) == []

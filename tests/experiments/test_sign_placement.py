@@ -44,7 +44,7 @@ def test_the_noise_of_gaussian_gradients_is_what_their_law_says(gaussian):
 
 
 def test_noise_comes_first_and_sweeps_are_whole_seed_by_seed():
-    runs = make_runs(False)
+    runs = make_runs(False, {})
     assert [run.name for run in runs[:2]] == ["noise-digits", "noise-bytes"]
     seeds = [run.settings["seed"] for run in runs[2:]]
     assert seeds == sorted(seeds)
@@ -98,6 +98,6 @@ def test_a_task_learns_something_in_a_few_steps(name, steps):
     if name == "digits":
         pytest.importorskip("sklearn", reason="pip install -e '.[experiments]'")
     steps = list(training.train(name, "sign_ema", rate=3e-3, steps=steps, batch=8, seed=0))
-    losses = [loss for _, _, loss in steps]
+    losses = [step.loss for step in steps]
     assert np.mean(losses[-4:]) < np.mean(losses[:4])
-    assert np.isfinite(training.held_out_loss(name, steps[-1][1]))
+    assert np.isfinite(training.held_out_loss(name, steps[-1].params))

@@ -1,0 +1,271 @@
+"""How the learning rate should grow with the batch: by η ∝ √B for Adam, by η ∝ B for its micro variants?
+
+First each optimizer's rate is tuned at one batch size; from there both rules say the rates of all other batch sizes.
+All runs see the same number of examples, and under the right rule their losses, against the examples seen, are the
+same. A rule holds up to the batch size at which the curve leaves that of the reference.
+"""
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pegprof.experiments.base import Experiment, Finding, Rows, Run, Tables
+from pegprof.experiments.figures import graded_style, make_grid, make_panels, name_ticks, style
+from pegprof.experiments.tuning import best, bound, by_rate
+
+TASK = "short-bytes"
+OPTIMIZERS = ("adam", "micro_adam", "micro_adam_var", "micro_adam_msq")
+RULES: Mapping[str, float] = {"η ∝ √B": 0.5, "η ∝ B": 1.0}
+REFERENCE = 16  # the batch size at which rates are tuned
+TUNED_SHARES = (1.0, 0.25)  # of the tuned rate: the second, far from where training gets unstable
+CHECKPOINTS = 16  # points of a curve
+SETTLED = 4  # of them, from which on curves are compared: before that they hang on the start alone
+TOLERANCE = 0.1  # nats, on average over these points, by which a curve may differ from the reference
+BREAK = 128  # where our sources expect the rules to stop
+WARMUP = 0.1
+FULL: Mapping[str, Any] = {
+    "examples": 8192,
+    "batches": (2, 4, 8, 16, 32, 64, 128, 256, 512),
+    "rates": (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
+    "seeds": (0, 1, 2),
+    "shares": TUNED_SHARES,
+}
+QUICK: Mapping[str, Any] = {
+    "examples": 1024,
+    "batches": (4, 16, 64),
+    "rates": (2e-3, 8e-3),
+    "seeds": (0,),
+    "shares": (1.0,),
+}
+
+
+def make_runs(quick: bool, tables: Tables) -> list[Run]:
+    """The sweeps at the reference batch, then both rules from the tuned rates, seed by seed."""
+    size = QUICK if quick else FULL
+    sweep = [
+        _make_run(size, optimizer, REFERENCE, rate, size["seeds"][0])
+        for optimizer, rate in itertools.product(OPTIMIZERS, size["rates"])
+    ]
+    tuned = tune(tables)
+    if len(tables.get("final", [])) < len(sweep) or len(tuned) < len(OPTIMIZERS):
+        return sweep
+    ruled = [
+        _make_run(size, optimizer, batch, rate_by(rule, share * tuned[optimizer], batch), seed)
+        for seed, share, batch, optimizer, rule in itertools.product(
+            size["seeds"], size["shares"], size["batches"], OPTIMIZERS, RULES
+        )
+    ]
+    return list({run.name: run for run in (*sweep, *ruled)}.values())  # at the reference the rules are the same
+
+
+def _make_run(size: Mapping[str, Any], optimizer: str, batch: int, rate: float, seed: int) -> Run:
+    return Run(
+        name=f"{optimizer}-b{batch}-{rate:g}-{seed}",
+        settings={
+            "optimizer": optimizer,
+            "batch": batch,
+            "rate": rate,
+            "seed": seed,
+            "examples": size["examples"],
+        },
+    )
+
+
+def rate_by(rule: str, reference_rate: float, batch: int) -> float:
+    """The rate that a rule has for a batch size, to six digits: it names a run.
+
+    >>> rate_by("η ∝ B", 0.001, 32), rate_by("η ∝ √B", 0.001, 64)
+    (0.002, 0.002)
+    """
+    return float(f"{reference_rate * (batch / REFERENCE) ** RULES[rule]:.6g}")
+
+
+def tune(tables: Tables) -> dict[str, float]:
+    """The best rate of each optimizer at the reference batch, by the first seed."""
+    rows = [row for row in tables.get("final", []) if row["batch"] == REFERENCE]
+    first = min((row["seed"] for row in rows), default=0)
+    found = {name: best(by_rate(rows, optimizer=name, seed=first)) for name in OPTIMIZERS}
+    return {name: each[0] for name, each in found.items() if each is not None}
+
+
+def measure(run: Run) -> Tables:
+    """The curve, point by point, and the loss of data not trained on at its end."""
+    from pegprof.experiments.training import held_out_loss, train
+
+    settings = run.settings
+    steps = settings["examples"] // settings["batch"]
+    wanted = {key: settings[key] for key in ("rate", "batch", "seed")}
+    values: list[float] = []
+    params: Any = None
+    for step in train(TASK, settings["optimizer"], steps=steps, warmup=WARMUP, **wanted):
+        params = step.params
+        values.append(bound(step.loss))
+    return {
+        "curves": _curve(values, settings["batch"]),
+        "final": [{"held_out_loss": bound(held_out_loss(TASK, params))}],
+    }
+
+
+def _curve(losses: Sequence[float], batch: int) -> Rows:
+    """The mean loss between checkpoints, against the examples seen."""
+    count = min(CHECKPOINTS, len(losses))
+    ends = [round((i + 1) * len(losses) / count) for i in range(count)]
+    return [
+        {"examples_seen": end * batch, "loss": statistics.fmean(losses[start:end])}
+        for start, end in itertools.pairwise([0, *ends])
+    ]
+
+
+# ---- what it shows ------------------------------------------------------------------------------------------------
+
+Curve = dict[int, float]  # the loss, mean over the seeds, by examples seen
+
+
+def curve_of(tables: Tables, optimizer: str, batch: int, rate: float) -> Curve:
+    """Empty where there was no such run."""
+    found: dict[int, list[float]] = {}
+    for row in tables.get("curves", []):
+        if (row["optimizer"], row["batch"], row["rate"]) == (optimizer, batch, rate):
+            found.setdefault(row["examples_seen"], []).append(row["loss"])
+    return {seen: statistics.fmean(losses) for seen, losses in found.items()}
+
+
+def distance(curve: Curve, reference: Curve) -> float:
+    """The mean distance in nats over the points that both have, once settled."""
+    both = sorted(curve.keys() & reference.keys())
+    settled = both[len(both) * SETTLED // CHECKPOINTS :]
+    return statistics.fmean(abs(curve[seen] - reference[seen]) for seen in settled)
+
+
+def distances(tables: Tables, optimizer: str, rule: str, share: float) -> dict[int, float]:
+    """How far the curves of a rule are from the reference, by batch size."""
+    tuned = tune(tables).get(optimizer)
+    if tuned is None:
+        return {}
+    reference = curve_of(tables, optimizer, REFERENCE, rate_by(rule, share * tuned, REFERENCE))
+    batches = sorted({row["batch"] for row in tables.get("curves", [])})
+    curves = {batch: curve_of(tables, optimizer, batch, rate_by(rule, share * tuned, batch)) for batch in batches}
+    return {batch: distance(curve, reference) for batch, curve in curves.items() if curve and reference}
+
+
+def holds_between(found: Mapping[int, float]) -> tuple[int, int]:
+    """The batch sizes, with the reference among them, over which the curves stay within the tolerance.
+
+    >>> holds_between({4: 0.3, 8: 0.05, 16: 0.0, 32: 0.04, 64: 0.2, 128: 0.01})
+    (8, 32)
+    """
+
+    def last_within(batches: Sequence[int]) -> int:
+        within = list(itertools.takewhile(lambda batch: found[batch] <= TOLERANCE, batches))
+        return within[-1] if within else REFERENCE
+
+    return (
+        last_within(sorted((b for b in found if b <= REFERENCE), reverse=True)),
+        last_within(sorted(b for b in found if b >= REFERENCE)),
+    )
+
+
+def judge(tables: Tables) -> list[Finding]:
+    shares = [share for share in TUNED_SHARES if any(distances(tables, "adam", rule, share) for rule in RULES)]
+    found = {
+        (optimizer, rule, share): distances(tables, optimizer, rule, share)
+        for optimizer, rule, share in itertools.product(OPTIMIZERS, RULES, shares)
+    }
+    return [
+        *(_judge_rule(found, optimizer, share) for share, optimizer in itertools.product(shares, OPTIMIZERS)),
+        *(_judge_break(found, share) for share in shares),
+    ]
+
+
+Found = Mapping[tuple[str, str, float], Mapping[int, float]]
+
+
+def _judge_rule(found: Found, optimizer: str, share: float) -> Finding:
+    """Which of the two rules keeps the curves nearer together over all batch sizes."""
+    expected, other = ("η ∝ √B", "η ∝ B") if optimizer == "adam" else ("η ∝ B", "η ∝ √B")
+    mean = {rule: statistics.fmean(found[optimizer, rule, share].values()) for rule in RULES}
+    spans = {rule: holds_between(found[optimizer, rule, share]) for rule in RULES}
+    measured = "; ".join(
+        f"{rule}: {mean[rule]:.3f} nats on average, within {TOLERANCE} for B = {spans[rule][0]} to {spans[rule][1]}"
+        for rule in (expected, other)
+    )
+    apart = mean[other] - mean[expected]
+    return Finding(
+        claim=f"curves of {optimizer} are the same over batch sizes under {expected}",
+        measured=f"from {share:g} of the tuned rate, distance from the curve of B = {REFERENCE}, {measured}",
+        verdict="does not show" if abs(apart) < TOLERANCE / 10 else "agrees" if apart > 0 else "disagrees",
+    )
+
+
+def _judge_break(found: Found, share: float) -> Finding:
+    """Where η ∝ B, for the micro variants, stops."""
+    ends = {name: holds_between(found[name, "η ∝ B", share])[1] for name in OPTIMIZERS if name != "adam"}
+    largest = max(batch for each in found.values() for batch in each)
+    near_the_break = all(BREAK / 2 <= end < largest for end in ends.values())
+    never = all(end == largest for end in ends.values())
+    return Finding(
+        claim=f"the micro variants' η ∝ B breaks at B ≥ {BREAK}",
+        measured=f"from {share:g} of the tuned rate, the last batch within {TOLERANCE} nats: "
+        + ", ".join(f"{name} {end}" for name, end in ends.items()),
+        verdict="does not show" if never else "agrees" if near_the_break else "disagrees",
+    )
+
+
+def draw(tables: Tables) -> dict[str, Any]:
+    return {"curves": _draw_curves(tables), "distance-by-batch": _draw_distances(tables)}
+
+
+def _draw_curves(tables: Tables) -> Any:
+    """A row for each rule, a column for each optimizer, a line for each batch size, at the tuned rate."""
+    figure, grid = make_grid(len(RULES), len(OPTIMIZERS))
+    tuned, batches = tune(tables), sorted({row["batch"] for row in tables.get("curves", [])})
+    for axes_row, rule in zip(grid, RULES, strict=True):
+        for axes, optimizer in zip(axes_row, OPTIMIZERS, strict=True):
+            for number, batch in enumerate(batches):
+                curve = curve_of(tables, optimizer, batch, rate_by(rule, tuned.get(optimizer, 0.0), batch))
+                axes.plot(list(curve), list(curve.values()), label=f"B = {batch}", **graded_style(number, len(batches)))
+            axes.set(title=f"{optimizer}, {rule}", xlabel="examples seen", ylabel="training loss (nats)")
+    grid[0][-1].legend(frameon=False, fontsize="small", ncols=2)
+    return figure
+
+
+def _draw_distances(tables: Tables) -> Any:
+    figure, panels = make_panels(len(OPTIMIZERS))
+    looks = list(itertools.product(RULES, TUNED_SHARES))
+    for axes, optimizer in zip(panels, OPTIMIZERS, strict=True):
+        for number, (rule, share) in enumerate(looks):
+            found = distances(tables, optimizer, rule, share)
+            if found:
+                label = f"{rule}, {share:g} of the tuned rate"
+                axes.plot(list(found), list(found.values()), label=label, **style(number))
+        axes.axhline(TOLERANCE, color="gray", linewidth=0.8)
+        axes.set(title=optimizer, xlabel="batch size B", ylabel=f"distance from B = {REFERENCE} (nats)", xscale="log")
+        axes.set(yscale="symlog")
+        name_ticks(axes, sorted({row["batch"] for row in tables.get("curves", [])}))
+    panels[0].legend(frameon=False, fontsize="small")
+    return figure
+
+
+_COMPARED = (
+    "Adam and its micro variants train a two-layer transformer on the bytes of Python's standard library, 32 at a "
+    "time, with batches of 2 to 512 examples and the same number of examples in all. The rate is tuned at a batch of "
+    f"{REFERENCE} (one seed), and grows from there by η ∝ √B or by η ∝ B; the same again from a quarter of the tuned "
+    "rate. It rises for a tenth of the training and then falls linearly to zero."
+)
+_DISTANCE = (
+    "A rule is right where the losses against the examples seen are the same for all batch sizes. The distance is the "
+    f"mean difference, in nats, from the curve at {REFERENCE}, over the last three quarters of the training; a rule "
+    f"holds as long as that is at most {TOLERANCE}. Our sources name neither a measure nor a tolerance: both are ours."
+)
+
+EXPERIMENT = Experiment(
+    name="batch-scaling",
+    title="How the learning rate grows with the batch",
+    about=(_COMPARED, _DISTANCE),
+    packages=("matplotlib",),
+    make_runs=make_runs,
+    measure=measure,
+    draw=draw,
+    judge=judge,
+)
