@@ -225,7 +225,7 @@ def main(
         int | None, typer.Option(min=1, help=f"Rounds at each size; as many as fit {SECONDS:g} s if not given.")
     ] = None,
     out: Annotated[Path, typer.Option(metavar="STEM", help="Where: STEM.png, STEM.svg and STEM.csv.")] = Path(
-        "reports/batch-scaling"
+        "reports/engine-batch"
     ),
     check: Annotated[bool, typer.Option("--check", help="End with 1 if a slope is above the bar.")] = False,
 ) -> None:

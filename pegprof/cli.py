@@ -430,7 +430,7 @@ def _shape_of(file: IO[str], *, widest: int = 100) -> dict[str, Any]:
 
 @app.command()
 def experiment(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Which: sign-placement.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which one; a wrong name lists them all.")],
     quick: Annotated[bool, typer.Option("--quick", help="A look, in under five minutes.")] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where it goes; reports/NAME, or reports/NAME-quick.")

@@ -15,9 +15,11 @@ import pytest
 
 import model_zoo
 import pegprof
+from benchmarks.reports_index import render_index
 from pegprof.cli import app
 from pegprof.engine.statistics import STATISTICS
 from pegprof.errors import ExitCode
+from pegprof.experiments import EXPERIMENTS
 from pegprof.optimizers import OPTIMIZERS, needed_statistics
 from pegprof.own_models import ENTRY_POINTS
 from pegprof.problem import load_problem, zoo_names
@@ -126,6 +128,16 @@ def test_the_readme_shows_the_steps_that_are_on_record():
     batches = [cell.removeprefix("batch ") for cell in head[1:]]
     shown = {(line[0], batch): cell for line in lines for batch, cell in zip(batches, line[1:], strict=True)}
     assert shown == {key: f"{ratio:.2f}" for key, ratio in recorded.items() if key[0] != "adam by grad"}
+
+
+def test_the_readme_lists_every_experiment():
+    assert sorted(first_cells("The paper's experiments")) == sorted(EXPERIMENTS)
+
+
+def test_the_index_of_the_reports_is_made_of_what_is_there():
+    """Run ``python benchmarks/reports_index.py`` after adding a report."""
+    folder = ROOT / "reports"
+    assert (folder / "README.md").read_text(encoding="utf-8") == render_index(folder)
 
 
 def test_the_readme_lists_every_method():

@@ -12,6 +12,7 @@ from pegprof.errors import PegprofError, nearest
 from pegprof.experiments.base import Experiment
 
 EXPERIMENTS: Mapping[str, str] = {
+    "memory-baseline": "pegprof.experiments.memory_baseline",
     "sign-placement": "pegprof.experiments.sign_placement",
     "batch-scaling": "pegprof.experiments.batch_scaling",
     "adam-preconditioner": "pegprof.experiments.adam_preconditioner",
