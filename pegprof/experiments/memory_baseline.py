@@ -150,10 +150,12 @@ def draw(tables: Tables) -> dict[str, Any]:
 
 _COMPARED = (
     "One step of training, parameters and optimizer state included: Adam from the plain gradient, and MicroAdam with "
-    "its second moment by vmap and by surgery. For a TPU and a GPU XLA's own compilers say what they would assign; on the "
-    "CPU the step is run, in a process of its own, at a batch that fits."
+    "its second moment by vmap and by surgery. For a TPU and a GPU XLA's own compilers say what they would assign; on "
+    "the CPU the step is run, in a process of its own, at a batch that fits."
 )
-_PEAKS = f"A ratio of up to {NEAR} counts as no more. The 17% are the paper's, for an accelerator, and none was at hand here."
+_PEAKS = (
+    f"A ratio of up to {NEAR} counts as no more. The 17% are the paper's, for an accelerator, none was at hand here."
+)
 
 EXPERIMENT = Experiment(
     name="memory-baseline",
