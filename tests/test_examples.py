@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pegprof.problem import load_problem
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -25,3 +27,9 @@ def test_every_optimizer_of_the_example_learns_from_the_statistics_that_it_needs
         assert float(last) < float(first)
     assert words["micro_adam"][-2:] == ["mean,", "second_moment"]
     assert words["micro_sign_sgd"][-1] == "sign_mean"
+
+
+def test_a_model_of_the_zoo_is_also_one_whose_examples_are_batches_of_one():
+    assert not load_problem("transformer-tiny").keep_batch_dim
+    problem = load_problem(f"{EXAMPLES / 'batches_of_one.py'}:batches_of_one", {"model": "transformer-tiny"})
+    assert (problem.name, problem.keep_batch_dim) == ("transformer-tiny-batches-of-one", True)
