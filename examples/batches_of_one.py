@@ -1,6 +1,6 @@
 """A model of the zoo whose examples are passed as batches of one, to see that surgery costs the same either way.
 
-    pegprof run examples/batches_of_one.py:batches_of_one --set model=transformer-151m --target tpu-v5p --no-time
+pegprof run examples/batches_of_one.py:batches_of_one --set model=transformer-151m --target tpu-v5p --no-time
 
 """
 
