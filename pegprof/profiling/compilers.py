@@ -10,6 +10,25 @@ from pegprof.profiling.environment import version_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Wheels:
+    """A set of wheels that suffices to compile.
+
+    Args:
+      modules: without which it does not work.
+      packages: whose versions its answers depend on.
+      without_module: those of the packages that no module tells of, and without which it does not work either.
+    """
+
+    modules: tuple[str, ...]
+    packages: tuple[str, ...]
+    without_module: tuple[str, ...] = ()
+
+    @property
+    def are_installed(self) -> bool:
+        return all(map(_can_import, self.modules)) and all(map(version_of, self.without_module))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiler:
     """What compiles for devices of one kind.
 
@@ -17,21 +36,24 @@ class Compiler:
       backend: JAX's name for the kind, by which the planner knows it.
       platform: as ``jax.experimental.topologies`` spells it.
       extra: of pyproject.toml, that installs it.
-      modules: without which it does not work.
-      packages: whose versions its answers depend on.
+      wheels: the sets of wheels of which any will do; the first is what the extra installs.
       environment: of a process that compiles.
     """
 
     backend: str
     platform: str
     extra: str
-    modules: tuple[str, ...]
-    packages: tuple[str, ...]
+    wheels: tuple[Wheels, ...]
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def is_installed(self) -> bool:
-        return all(_can_import(module) for module in self.modules)
+        return any(wheels.are_installed for wheels in self.wheels)
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """What the extra installs."""
+        return self.wheels[0].packages
 
     @property
     def description(self) -> str:
@@ -39,15 +61,16 @@ class Compiler:
         return ", ".join(f"{package} {version}" for package, version in self.versions().items() if version)
 
     def versions(self) -> dict[str, str | None]:
-        return {package: version_of(package) for package in self.packages}
+        """Of all that is installed and could be what compiles: JAX decides which of several sets does."""
+        installed = [wheels for wheels in self.wheels if wheels.are_installed] or self.wheels[:1]
+        return {package: version_of(package) for wheels in installed for package in wheels.packages}
 
 
 TPU = Compiler(
     backend="tpu",
     platform="tpu",
     extra="tpu",
-    modules=("libtpu",),
-    packages=("libtpu",),
+    wheels=(Wheels(modules=("libtpu",), packages=("libtpu",)),),
     environment={
         "TPU_SKIP_MDS_QUERY": "1",  # else it asks the network for a machine that has a TPU
         "TPU_WORKER_HOSTNAMES": "localhost",
@@ -59,8 +82,17 @@ CUDA = Compiler(
     backend="gpu",
     platform="cuda",
     extra="gpu",
-    modules=("jax_plugins.xla_cuda12", "jax_cuda12_plugin", "nvidia.cuda_nvcc"),
-    packages=("jax-cuda12-plugin", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12"),
+    wheels=(
+        Wheels(
+            modules=("jax_plugins.xla_cuda12", "jax_cuda12_plugin", "nvidia.cuda_nvcc"),
+            packages=("jax-cuda12-plugin", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12"),
+        ),
+        Wheels(  # of jax[cuda13]
+            modules=("jax_plugins.xla_cuda13", "jax_cuda13_plugin", "nvidia.cu13"),
+            packages=("jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cuda-nvcc"),
+            without_module=("nvidia-cuda-nvcc",),  # nvidia.cu13 is the folder of all of NVIDIA's wheels
+        ),
+    ),
 )
 
 

@@ -1,6 +1,8 @@
 """The table of devices, what is missing to compile for them, and how targets are chosen. Nothing is compiled."""
 
 import dataclasses
+import importlib
+import sys
 import tomllib
 from pathlib import Path
 
@@ -8,13 +10,13 @@ import pytest
 
 from pegprof.errors import ExitCode, PegprofError
 from pegprof.profiling import compilers, target_list, targets
-from pegprof.profiling.compilers import CUDA, TPU
+from pegprof.profiling.compilers import CUDA, TPU, Wheels
 from pegprof.profiling.devices import DEVICES, GIB, require_compiler
 from pegprof.profiling.target_list import list_targets, render
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-NOT_INSTALLED = dataclasses.replace(TPU, modules=("no_such_package.no_such_module",))
-INSTALLED = dataclasses.replace(CUDA, modules=("json",))
+NOT_INSTALLED = dataclasses.replace(TPU, wheels=(Wheels(modules=("no_such_package.no_module",), packages=()),))
+INSTALLED = dataclasses.replace(CUDA, wheels=(Wheels(modules=("json",), packages=("jax",)),))
 
 
 def host(name="cpu", backend="cpu"):
@@ -50,6 +52,45 @@ def test_a_compiler_that_is_missing_is_told_with_the_line_that_installs_it(monke
     with pytest.raises(PegprofError, match=r"for tpu-v5e is not installed\nhint: pip install -e '.\[tpu\]'") as caught:
         require_compiler(dataclasses.replace(DEVICES["tpu-v5e"], compiler=NOT_INSTALLED))
     assert caught.value.exit_code == ExitCode.UNMEASURED
+
+
+@pytest.fixture
+def fake_wheels(tmp_path, monkeypatch):
+    """Installs packages that hold nothing, each with its version and its modules."""
+
+    def install(package, *modules):
+        for module in modules:
+            folder = tmp_path / "site" / module.replace(".", "/")
+            folder.mkdir(parents=True)
+            (folder / "__init__.py").touch()
+        metadata = tmp_path / "site" / f"{package.replace('-', '_')}-13.1.dist-info" / "METADATA"
+        metadata.parent.mkdir()
+        metadata.write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 13.1\n")
+        importlib.invalidate_caches()
+
+    def imported():
+        return [name for name in sys.modules if name.partition(".")[0] in ("jax_plugins", "nvidia")]
+
+    really_installed = [path for path in sys.path if "site-packages" in path]  # which shall not count
+    others = [path for path in sys.path if path not in really_installed]
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *others])
+    for name in imported():
+        monkeypatch.delitem(sys.modules, name)
+    yield install
+    for name in imported():
+        del sys.modules[name]
+
+
+def test_the_wheels_of_cuda_13_are_a_compiler_for_gpus_too(fake_wheels):
+    assert not CUDA.is_installed
+    fake_wheels("jax-cuda13-plugin", "jax_cuda13_plugin")
+    fake_wheels("jax-cuda13-pjrt", "jax_plugins.xla_cuda13")
+    fake_wheels("nvidia-cublas", "nvidia.cu13")  # any of NVIDIA's wheels makes that folder: it is not yet nvcc
+    assert not CUDA.is_installed
+    fake_wheels("nvidia-cuda-nvcc")
+    assert CUDA.is_installed
+    assert compilers.why_not(CUDA) is None
+    assert CUDA.description == "jax-cuda13-plugin 13.1, jax-cuda13-pjrt 13.1, nvidia-cuda-nvcc 13.1"
 
 
 def test_where_there_are_no_wheels_no_line_is_given_that_would_fail(monkeypatch):
