@@ -160,3 +160,56 @@ RESULT = Result(
     ),
     options={"seq_len": 512, "layers": 12},
 )
+
+
+def make_compiled_row(method, target, device, capacity_gib, needs_gib, ratio=None, **fields):
+    """As for a device that is not here: compiled, never timed."""
+    needs = {"peak_bytes": int(needs_gib * GIB), "capacity_bytes": int(capacity_gib * GIB), "peak_ratio": ratio}
+    common = {
+        "target": target,
+        "device": device,
+        "evidence": "compiled",
+        "compile_s": 40.0,
+        "flops": 41_300_000_000_000,
+    }
+    return make_row(method, **{**common, **needs, **fields})
+
+
+_V5P, _V5E, _H100 = ("tpu-v5p", "TPU v5p", 95.74), ("tpu-v5e", "TPU v5e", 15.75), ("h100", "NVIDIA H100 80 GB", 79.1)
+
+RESULT_ON_TARGETS = Result(
+    settings=Settings(model="transformer-151m", targets=("tpu-v5p", "tpu-v5e", "h100"), time=False),
+    rows=(
+        make_compiled_row("grad", *_V5P, 31.4, 1.0),
+        make_compiled_row("vmap", *_V5P, 32.1, 1.0223, reason="over bare examples"),
+        make_compiled_row("surgery", *_V5P, 31.6, 1.0064, microbatch_size=64),
+        make_compiled_row("grad", *_V5E, 24.1, status="refused", reason="needs 24.1 GiB, 15.8 GiB available"),
+        make_compiled_row(
+            "vmap", *_V5E, 29.6, status="refused", reason="needs 29.6 GiB, 15.8 GiB available; over bare examples"
+        ),
+        make_compiled_row("surgery", *_V5E, 12.9, microbatch_size=16, reason="16 at a time"),
+        make_compiled_row("grad", *_H100, 59.5, 1.0, reason="from the cache, as compiled before"),
+        make_compiled_row(
+            "vmap", *_H100, 60.9, 1.0235, reason="over bare examples; from the cache, as compiled before"
+        ),
+        make_compiled_row(
+            "surgery", *_H100, 59.1, 0.9933, microbatch_size=64, reason="from the cache, as compiled before"
+        ),
+    ),
+    verdict=Verdict(
+        target="tpu-v5p",
+        activation_bytes_per_example=int(0.47 * GIB),
+        parameter_bytes=int(0.69 * GIB),
+        traced_bytes_per_example=int(1.65 * GIB),
+        layers=find_layers(PLAN),
+    ),
+    other_verdicts=(
+        Verdict(
+            target="h100",
+            activation_bytes_per_example=int(0.91 * GIB),
+            parameter_bytes=int(0.69 * GIB),
+            traced_bytes_per_example=int(1.65 * GIB),
+            layers=find_layers(PLAN),
+        ),
+    ),
+)

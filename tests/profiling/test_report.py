@@ -9,7 +9,7 @@ import pytest
 
 from pegprof.profiling import report, terminal
 from pegprof.profiling.result import METHODS, Result, Settings
-from tests.profiling.results import GIB, RESULT, make_row
+from tests.profiling.results import GIB, RESULT, RESULT_ON_TARGETS, make_row
 
 # The contract with everyone who reads the files: more columns may follow, these stay.
 HEADER = (
@@ -111,6 +111,11 @@ takes 13.0 GiB of 20.0 GiB available, 0.15 × grad. Its time is not measured.
 @pytest.mark.parametrize(("width", "golden"), [(100, GOLDEN_100), (80, GOLDEN_80)])
 def test_the_table_reads_so(width, golden):
     assert terminal.render_terminal(RESULT, width=width) == golden
+
+
+def test_several_targets_are_a_table_each_and_read_so():
+    golden = Path(__file__).with_name("golden_targets.txt").read_text(encoding="utf-8")
+    assert terminal.render_terminal(RESULT_ON_TARGETS, width=100) + "\n" == golden
 
 
 def test_before_anything_is_timed_memory_and_verdict_read_so():
