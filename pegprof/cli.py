@@ -237,10 +237,15 @@ def fit(
         )
         exports.check_writable()
         saver = output.Saver(exports)
-        if batch is None:
-            found = fitting.find_largest(settings, chosen, most=up_to, talk=talk, save=saver, debug=debug)
-        else:
-            found = fitting.check_fit(settings, chosen, talk=talk, save=saver, debug=debug)
+        try:
+            if batch is None:
+                found = fitting.find_largest(settings, chosen, most=up_to, talk=talk, save=saver, debug=debug)
+            else:
+                found = fitting.check_fit(settings, chosen, talk=talk, save=saver, debug=debug)
+        except KeyboardInterrupt:
+            for path in exports.files.values() if saver.latest else ():
+                talk(f"wrote {path}, with what was compiled until then")
+            raise
     table_file = sys.stderr if exports.stdout else sys.stdout
     print(fit_text.render_fit(found, **_shape_of(table_file)), file=table_file, flush=True)
     if exports.stdout:

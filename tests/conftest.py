@@ -11,8 +11,13 @@ os.environ["JAX_PLATFORMS"] = "cpu"  # before the first import of jax
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import hypothesis
 import jax
 import pytest
+
+# How long an example takes says something about the machine, and nothing about the code.
+hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("tests")
 
 
 @pytest.fixture

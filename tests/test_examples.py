@@ -5,12 +5,15 @@ import sys
 from pathlib import Path
 
 from pegprof.problem import load_problem
+from tests.waiting import LIMIT_S
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def run_example(name):
-    done = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, check=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name], capture_output=True, text=True, check=True, timeout=LIMIT_S
+    )
     return done.stdout.splitlines()
 
 

@@ -1,10 +1,12 @@
 """Does it fit, and up to which batch? Settings and a target in, Fit out. Everything is compiled, nothing is run.
 
 Microbatch sizes are held fixed while the batch grows: ``microbatch`` takes as many examples at a time as it was told,
-surgery as many as the planner chose for the first batch that was tried.
+surgery as many as the planner chose for the first batch that was tried. What is compiled is saved at once, so that
+whoever has waited long enough keeps it.
 """
 
 import dataclasses
+import threading
 import time
 from concurrent import futures
 
@@ -80,7 +82,8 @@ def check_fit(settings: Settings, target: Target, *, talk: Talk, save: Save, deb
 def find_largest(settings: Settings, target: Target, *, most: int, talk: Talk, save: Save, debug: bool = False) -> Fit:
     """The largest batch that fits, by each method; the batch of the settings is where the search begins."""
     session = _start(settings, target, talk=talk, save=save, debug=debug)
-    searches = [_Search(session, target, method, most=most) for method in settings.methods]
+    saving = threading.Lock()
+    searches = [_Search(session, target, method, most=most, saving=saving) for method in settings.methods]
     with futures.ThreadPoolExecutor(AT_ONCE) as pool:
         try:
             answers = list(pool.map(_Search.run, searches))
@@ -110,10 +113,18 @@ class _NoAnswer(Exception):
 
 
 class _Search:
-    """The search for one method."""
+    """The search for one method.
 
-    def __init__(self, session: Session, target: Target, method: str, *, most: int):
-        self.session, self.target, self.method, self.most = session, target, method, most
+    Args:
+      session: that of all searches.
+      target: what for.
+      method: by name.
+      most: the largest batch of interest.
+      saving: is held by the search that saves what all of them have found.
+    """
+
+    def __init__(self, session: Session, target: Target, method: str, *, most: int, saving: threading.Lock):
+        self.session, self.target, self.method, self.most, self.saving = session, target, method, most, saving
         self.start = min(session.settings.batches[0], most)
         self.capacity_bytes = session.capacity_bytes[target.name] or 0
 
@@ -146,14 +157,19 @@ class _Search:
         return Try(fits=compiled.fits(self.capacity_bytes), needs_bytes=compiled.peak_bytes)
 
     def _compile(self, batch: int, surgery_size: int | None = None) -> Compiled | None:
-        """None if there is no time left."""
+        """None if there is no time left, or nobody waits any more."""
         session, deadline_s = self.session, self.session.start_s + self.session.settings.time_limit_s
         limit_s = min(deadline_s - time.monotonic(), LIMIT_S)
-        if limit_s <= 0:
+        if limit_s <= 0 or session.asker.stop.is_set():
             return None
         compiled = session.compile(batch, self.method, self.target, surgery_size=surgery_size, limit_s=limit_s)
-        if compiled.failure and time.monotonic() >= deadline_s:
-            del session.compiled[batch, self.method, self.target.name]
+        ended = bool(compiled.failure) and (time.monotonic() >= deadline_s or session.asker.stop.is_set())
+        with self.saving:
+            if ended:  # that says nothing of the method
+                del session.compiled[batch, self.method, self.target.name]
+            if session.compiled:
+                session.save(session.result())
+        if ended:
             return None
         if compiled.failure:
             raise _NoAnswer(f"batch {batch}: {compiled.failure}")

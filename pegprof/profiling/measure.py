@@ -226,7 +226,7 @@ class Session:
     def _plans(self, target: Target) -> dict[int, Plan]:
         found = {
             batch: compiled.plan
-            for (batch, _, name), compiled in self.compiled.items()
+            for (batch, _, name), compiled in list(self.compiled.items())  # searches of ``fit`` may add to it meanwhile
             if compiled.plan and name == target.name
         }
         return {batch: records.decode(Plan, plan) for batch, plan in found.items()}
@@ -290,9 +290,10 @@ class Session:
 
     def _keys(self) -> list[tuple[int, str, Target]]:
         """What is compiled so far, batch by batch, and for each the targets in the order in which they were named."""
-        batches = dict.fromkeys(batch for batch, _, _ in self.compiled)
+        compiled = list(self.compiled)
+        batches = dict.fromkeys(batch for batch, _, _ in compiled)
         everything = itertools.product(batches, self.targets, self.settings.methods)
-        return [(batch, m, target) for batch, target, m in everything if (batch, m, target.name) in self.compiled]
+        return [(batch, m, target) for batch, target, m in everything if (batch, m, target.name) in compiled]
 
     def _timed_keys(self) -> list[tuple[int, str]]:
         """What has times so far, in the order of the rows."""

@@ -112,6 +112,17 @@ def dies_when_run_alone(marker: str, after: int):
     return _problem("dies running", _when_alone(lambda: jax.debug.callback(count_or_die)))
 
 
+def never_traced_beyond(most: int):
+    """With more examples at once than that, tracing takes an hour."""
+
+    def loss(params, x_BxI):
+        if x_BxI.shape[0] > most:
+            time.sleep(3600)
+        return _mean_loss(params, x_BxI)
+
+    return _problem("never traced", loss)
+
+
 def sleeps(seconds: float = 60.0):
     """Takes its time, whatever method runs it."""
 

@@ -12,19 +12,19 @@ import pegprof
 from pegprof.errors import ExitCode, PegprofError
 from pegprof.profiling import jobs
 from pegprof.profiling.asking import Asker
-from pegprof.profiling.compilers import has_wheels
+from pegprof.profiling.compilers import CUDA, TPU, has_wheels, install_line
 from pegprof.profiling.devices import DEVICES, GIB
 from pegprof.profiling.elsewhere import parse_refusal
 from pegprof.profiling.process import Child
 from pegprof.profiling.progress import Silence
 from pegprof.profiling.result import Settings
 from pegprof.profiling.targets import absent_target
+from tests.compilers import needs_compilers
+from tests.waiting import LIMIT_S
 
 FINE = str(Path(__file__).with_name("models.py")) + ":fine"
 SETTINGS = Settings(model=FINE, batches=(4,))
 HUGE = str(Path(__file__).with_name("models.py")) + ":huge"
-
-with_wheels = pytest.mark.skipif(not has_wheels(), reason="there are no compilers for this system")
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,14 @@ def request(name, **fields):
     return {**dataclasses.asdict(SETTINGS), **target.request, **common, **fields}
 
 
-@with_wheels
+@needs_compilers
+@pytest.mark.parametrize("compiler", [TPU, CUDA], ids=lambda compiler: compiler.backend)
+def test_the_compilers_are_installed_wherever_they_have_wheels(compiler):
+    """Or the tests below fail, and they shall not be skipped: then nothing would be proven."""
+    assert compiler.is_installed, f"{install_line('test')} installs it"
+
+
+@needs_compilers
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tpu", "gpu"])
 def test_every_device_of_the_table_is_accepted_by_its_compiler(backend):
@@ -53,14 +60,14 @@ def test_every_device_of_the_table_is_accepted_by_its_compiler(backend):
     with contextlib.closing(Child(environment, talk=Silence())) as child:
         for device in devices:
             child.send("compile", request(device.name))
-            answer = child.receive(limit_s=120)
+            answer = child.receive(limit_s=LIMIT_S)
             assert answer["argument_bytes"] >= 4 * (4 * 3 + 3 + 4 * 4), device.name
             if backend == "tpu":
                 child.send("compile", request(device.name, model=HUGE))
-                assert child.receive(limit_s=120)["available_bytes"] == device.memory_bytes, device.name
+                assert child.receive(limit_s=LIMIT_S)["available_bytes"] == device.memory_bytes, device.name
 
 
-@with_wheels
+@needs_compilers
 def test_what_does_not_fit_is_refused_with_what_it_needs_and_what_there_is():
     refused = compile_for("tpu-v5e", settings=dataclasses.replace(SETTINGS, model=HUGE))
     assert (refused.refused, refused.failure, refused.available_bytes) == (True, None, int(15.75 * GIB))
@@ -68,7 +75,7 @@ def test_what_does_not_fit_is_refused_with_what_it_needs_and_what_there_is():
     assert not refused.fits(None)
 
 
-@with_wheels
+@needs_compilers
 def test_the_cache_answers_the_second_time_unless_it_is_told_not_to(tmp_path):
     first, second = (compile_for("h100") for _ in range(2))
     assert (first.from_cache, second.from_cache) == (False, True)
@@ -78,7 +85,7 @@ def test_the_cache_answers_the_second_time_unless_it_is_told_not_to(tmp_path):
     assert not compile_for("h100").from_cache  # nor is one that is cut short believed
 
 
-@with_wheels
+@needs_compilers
 def test_two_compiles_for_a_tpu_do_not_fight_over_its_lock():
     environment = absent_target(DEVICES["tpu-v5e"]).environment
     with (
@@ -87,11 +94,11 @@ def test_two_compiles_for_a_tpu_do_not_fight_over_its_lock():
     ):
         for child in (one, other):
             child.send("compile", request("tpu-v5e", cache=False))
-        answers = [child.receive(limit_s=120) for child in (one, other)]
+        answers = [child.receive(limit_s=LIMIT_S) for child in (one, other)]
     assert answers[0]["peak_bytes"] == answers[1]["peak_bytes"] > 0
 
 
-@with_wheels
+@needs_compilers
 @pytest.mark.slow
 def test_a_run_for_targets_has_a_row_for_each_and_runs_nothing():
     names, methods = ("tpu-v5e", "h100"), ("grad", "surgery")
@@ -176,7 +183,7 @@ def test_a_wheel_that_is_missing_is_the_install_line_and_exit_code_3(tmp_path, m
     (tmp_path / "sitecustomize.py").write_text(HIDE.format(hidden=[hidden]))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}")
     command = [sys.executable, "-m", "pegprof", "run", FINE, "--target", target, "--no-csv"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=tmp_path)
     remedy = f"pip install -e '.[{extra}]'" if has_wheels() else "its wheels are for Linux on x86-64 only"
     assert done.returncode == ExitCode.UNMEASURED
     assert f"error: the compiler for {target} is not installed\nhint: {remedy}" in done.stderr

@@ -13,7 +13,6 @@ import pytest
 from pegprof.errors import ExitCode
 from pegprof.profiling import fit as fitting
 from pegprof.profiling.asking import Compiled
-from pegprof.profiling.compilers import has_wheels
 from pegprof.profiling.devices import DEVICES, GIB
 from pegprof.profiling.edge import Edge
 from pegprof.profiling.fit import Answer, Fit, check_fit, find_largest
@@ -22,7 +21,9 @@ from pegprof.profiling.measure import Session
 from pegprof.profiling.progress import Silence
 from pegprof.profiling.result import Result, Settings
 from pegprof.profiling.targets import absent_target
+from tests.compilers import needs_compilers
 from tests.profiling.results import make_row
+from tests.waiting import LIMIT_S
 
 TARGET = absent_target(DEVICES["tpu-v5e"])
 SETTINGS = Settings(model="made-up", time=False)
@@ -166,13 +167,13 @@ def test_nothing_to_show_is_no_text():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not has_wheels(), reason="there are no compilers for this system")
+@needs_compilers
 def test_the_answer_for_a_real_device_is_confirmed_by_its_compiler(tmp_path):
     root = Path(__file__).parents[2]
     env = {**os.environ, "PYTHONPATH": str(root), "XDG_CACHE_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "pegprof", "fit", "mlp", "--target", "h100", "--memory-limit", "24MiB"]
     arguments = [*command, "--methods", "grad", "--export-csv", "-"]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=env)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=LIMIT_S, cwd=tmp_path, env=env)
     assert done.returncode == ExitCode.OK, done.stderr
     _, largest, *_ = next(line for line in done.stderr.splitlines() if line.startswith("grad  ")).split()
     rows = {int(row["batch"]): row for row in csv.DictReader(io.StringIO(done.stdout))}

@@ -1,10 +1,8 @@
 """Real children, real models, everything that can go wrong in them. A child takes two or three seconds."""
 
-import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -17,6 +15,7 @@ from pegprof.errors import ExitCode, PegprofError
 from pegprof.profiling.measure import measure
 from pegprof.profiling.progress import Silence
 from pegprof.profiling.result import Result, Settings
+from tests.waiting import finish, living, wait_for
 
 MODELS = str(Path(__file__).with_name("models.py"))
 
@@ -153,16 +152,11 @@ def test_a_batch_too_small_for_a_statistic_is_refused():
 def test_no_child_is_left_when_the_command_is_ended_by(how):
     command = [sys.executable, "-m", "pegprof", "run", f"{MODELS}:fine", "--no-csv"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as parent:
-        children = _wait_for(lambda: psutil.Process(parent.pid).children(recursive=True))
-        os.kill(parent.pid, how)
-        parent.wait(timeout=30)
-    _wait_for(lambda: not any(child.is_running() for child in children))
+        try:
+            children = wait_for(lambda: psutil.Process(parent.pid).children(recursive=True))
+            parent.send_signal(how)
+            finish(parent)
+        finally:
+            parent.kill()
+    wait_for(lambda: not living(children))
     assert parent.returncode == (ExitCode.INTERRUPTED if how == signal.SIGINT else -how)
-
-
-def _wait_for(condition, limit_s=30.0):
-    deadline = time.monotonic() + limit_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
-    return found

@@ -1,0 +1,91 @@
+"""Gates: a run against its baseline, and two results side by side."""
+
+import glob
+import re
+
+import pytest
+
+from pegprof.errors import ExitCode
+from tests.cli.commands import ROOT
+
+NET = """
+import jax
+import jax.numpy as jnp
+from pegprof import Problem
+
+def weight(w):
+    return w
+
+def net(width: int = 16):
+    def init(key):
+        first, second = jax.random.split(key)
+        return {"hidden": jax.random.normal(first, (8, width)), "out": jax.random.normal(second, (width, 4))}
+
+    def loss(params, x):
+        return jnp.mean(jnp.sum((jnp.tanh(x @ weight(params["hidden"])) @ params["out"]) ** 2, -1))
+
+    return Problem(name="net", init=init, loss=loss, batch=lambda key, B: jax.random.normal(key, (B, 8)))
+"""
+
+
+@pytest.fixture
+def baseline(pegprof_in):
+    """A user's model, and a baseline of it."""
+    (pegprof_in.folder / "net.py").write_text(NET)
+    options = ["--batch", "8", "--methods", "grad,surgery", "--no-time", "--no-csv", "--export-json", "b.json"]
+    assert pegprof_in("run", "net.py:net", *options).returncode == 0
+    return pegprof_in.folder / "b.json"
+
+
+def test_a_gate_passes_what_did_not_change_and_fails_what_broke_a_strategy(pegprof_in, baseline):
+    done = pegprof_in("gate", "b.json", "--quiet")
+    assert (done.returncode, done.stderr) == (ExitCode.OK, "")
+    assert done.stdout == (
+        "net.py:net against b.json: nothing changed; 12 within the limits (bytes, flops and plans)\n"
+    )
+
+    net = pegprof_in.folder / "net.py"
+    net.write_text(NET.replace("return w", "return jnp.linalg.qr(w.T)[0].T"))
+    environment = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(pegprof_in.folder / "summary.md")}
+    done = pegprof_in("gate", "b.json", "--quiet", "--junit", "j.xml", **environment)
+    assert done.returncode == ExitCode.NO
+    assert "  FAIL: surgery at batch 8 on cpu: hidden: factored -> materialise, holding 0 B -> " in done.stdout
+    assert done.stdout.count("::error title=pegprof gate%3A net.py%3Anet::") == 1
+    assert "hidden: factored" in (pegprof_in.folder / "summary.md").read_text()
+    assert "<failure" in (pegprof_in.folder / "j.xml").read_text()
+
+    assert pegprof_in("gate", "b.json", "--quiet", "--no-fail").returncode == ExitCode.OK
+
+
+def test_a_gate_with_other_options_or_a_broken_baseline_never_passes(pegprof_in, baseline):
+    net = pegprof_in.folder / "net.py"
+    net.write_text(NET.replace("width: int = 16", "width: int = 32"))
+    done = pegprof_in("gate", "b.json", "--quiet")
+    assert done.returncode == ExitCode.INCOMPARABLE
+    assert "option width was 16, is 32" in done.stderr
+    assert "hint: make a new one: pegprof run net.py:net --batch 8" in done.stderr
+
+    baseline.write_text(baseline.read_text()[:500])
+    done = pegprof_in("gate", "b.json")
+    assert done.returncode == ExitCode.USAGE
+    assert done.stderr.startswith("error: b.json: this is not a result of pegprof: ")
+
+
+def test_two_results_are_compared_without_running_anything(pegprof_in, baseline):
+    done = pegprof_in("compare", "b.json", "b.json")
+    assert done.returncode == 0
+    assert [line.split()[2] for line in done.stdout.splitlines()[3:]] == ["grad", "surgery"]
+    done = pegprof_in("compare", "b.json", "b.json", "--markdown")
+    assert "| 8 | cpu | surgery | ok |" in done.stdout
+    done = pegprof_in("gate", "b.json", "--result", "b.json")
+    assert (done.returncode, done.stderr) == (ExitCode.OK, "")
+
+
+def test_the_commands_of_the_example_workflow_run(pegprof_in, baseline):
+    workflow = (ROOT / "examples" / "ci" / "pegprof.yml").read_text()
+    (command,) = re.findall(r"run: pegprof (.*)", workflow)
+    (pegprof_in.folder / "baselines").mkdir()
+    baseline.rename(pegprof_in.folder / "baselines" / "net.json")
+    arguments = [word for part in command.split() for word in glob.glob(part, root_dir=pegprof_in.folder) or [part]]
+    assert pegprof_in(*arguments).returncode == 0
+    assert (pegprof_in.folder / "pegprof-gate.xml").exists()

@@ -1,0 +1,99 @@
+"""Models of one's own: what is wrong with them, what they print, how to begin."""
+
+import pytest
+
+from tests.cli.commands import FINE, NOISY_MODEL, rows_of
+
+MODEL = """\
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pegprof
+
+
+def model(
+    init=lambda key: jax.random.normal(key, (3,)),
+    loss=lambda w, x: jnp.mean(x @ w),
+    batch=lambda key, B: jax.random.normal(key, (B, 3)),
+):
+    return pegprof.Problem(name="mine", init=init, loss=loss, batch=batch)
+
+"""  # and on line 14
+
+
+@pytest.mark.parametrize(
+    ("line_14", "error", "hint"),
+    [
+        ("def wrong(:", "mine.py:14: syntax error: invalid syntax", None),
+        ("wrang = model()", "mine.py:1: there is no 'wrong' here", "did you mean 'wrang'?"),
+        (
+            "wrong = model(loss=lambda w, x: x @ w)",
+            "mine.py:14: loss returned an array of shape (8,) and dtype float32, not a scalar",
+            "return one number, the mean over the examples",
+        ),
+        (
+            "wrong = model(batch=lambda key, B: jnp.ones((8, 3)))",
+            "mine.py:14: batch was asked for 4 examples and returned shape (8, 3)",
+            "every array that batch(key, B) returns has B rows, one for each example",
+        ),
+        (
+            "wrong = model(init=lambda key: np.random.rand(3))",
+            "mine.py:14: init is not deterministic: called twice, it differs",
+            "draw all that is random from the key, with jax.random",
+        ),
+    ],
+    ids=["syntax error", "missing name", "vector", "ignores B", "random init"],
+)
+def test_a_users_file_that_is_wrong_is_said_in_one_message_with_its_line(pegprof_in, line_14, error, hint):
+    (pegprof_in.folder / "mine.py").write_text(MODEL + line_14 + "\n")
+    done = pegprof_in("run", "mine.py:wrong", "--batch", "8", "--quiet")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: {error}\n" + (f"hint: {hint}\n" if hint else "")
+
+
+def test_debug_shows_the_users_own_traceback(pegprof_in):
+    (pegprof_in.folder / "mine.py").write_text(MODEL + "wrong = model(loss=lambda w, x: 1 / 0)\n")
+    assert (
+        pegprof_in("run", "mine.py:wrong", "--quiet").stderr
+        == "error: mine.py:14: loss raised ZeroDivisionError: division by zero\n"
+    )
+    debugged = pegprof_in("run", "mine.py:wrong", "--debug")
+    assert debugged.returncode != 0
+    assert "wrong = model(loss=lambda w, x: 1 / 0)" in debugged.stderr  # the line itself
+
+
+def test_a_starting_file_runs_as_it_is(pegprof_in):
+    done = pegprof_in("new", "mine.py")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "wrote mine.py\nnext: pegprof run mine.py:model --batch 32\n"
+    done = pegprof_in("run", "mine.py:model", "--batch", "8", "--no-time", "--methods", "grad,surgery")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("mine: 18.9 k parameters, float32, batch 8")
+
+
+def test_a_starting_file_overwrites_nothing_unasked(pegprof_in):
+    (pegprof_in.folder / "mine.py").write_text("precious")
+    done = pegprof_in("new", "mine.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: mine.py is there already\nhint: choose another name, or overwrite it with --force\n"
+    assert pegprof_in("new", "mine.py", "--force").returncode == 0
+
+
+def test_a_model_that_prints_does_not_spoil_the_csv_on_stdout(pegprof_in):
+    (pegprof_in.folder / "noisy.py").write_text(NOISY_MODEL)
+    run = ["run", "noisy.py:model", "--batch", "4", "--methods", "grad"]
+    done = pegprof_in(*run, "--runs", "1", "--export-csv", "-")
+    assert done.returncode == 0, done.stderr
+    assert list(rows_of(done.stdout)) == ["grad"]
+    assert len(done.stdout.splitlines()) == 2
+    assert "model: 3 parameters" in done.stderr  # the table
+    assert " in loss" not in done.stderr
+    assert "in loss" in pegprof_in(*run, "--no-time", "--no-csv", "--debug").stderr
+    assert [path.name for path in pegprof_in.folder.iterdir() if path.name != "__pycache__"] == ["noisy.py"]
+
+
+def test_a_dtype_that_a_users_model_has_no_option_for_is_an_error_that_names_it(pegprof_in):
+    done = pegprof_in("run", FINE, "--dtype", "bfloat16", "--no-csv")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "models.py" in done.stderr
+    assert "unknown option 'dtype'" in done.stderr

@@ -1,0 +1,76 @@
+"""What every command has in common: help, usage, and what its process does not load."""
+
+import pytest
+
+import pegprof
+from tests.cli.commands import GRAD_ALONE, run_python
+from tests.waiting import children_cpu_s
+
+
+def test_help_takes_less_than_400_ms(pegprof_in):
+    """Of the processor: it waits for nothing, and the machine may be busy with other tests."""
+    times_s = []
+    for _ in range(5):
+        before_s = children_cpu_s()
+        assert pegprof_in("--help").returncode == 0
+        times_s.append(children_cpu_s() - before_s)
+    assert min(times_s) < 0.4
+
+
+def test_help_loads_neither_jax_nor_pandas(tmp_path):
+    code = (
+        "import sys; from pegprof.cli import app; app(['run', '--help'], standalone_mode=False); "
+        "sys.exit(bool({'jax', 'pandas', 'numpy', 'rich'} & set(sys.modules)))"
+    )
+    assert run_python(code, tmp_path).returncode == 0
+
+
+def test_version_is_data_on_stdout(pegprof_in):
+    assert pegprof_in("--version").stdout == f"pegprof {pegprof.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "mlp", "--batch", "many"], "'many' is not a batch size"),
+        (["run", "mlp", "--memory-limit", "20GB"], "hint: write it like 20GiB"),
+        (["run", "mlp", "--set", "width"], "--set width has no value"),
+        (["run", "mlp", "--methods", "grad,grad"], "not a list of different names"),
+        (["run", "mlp", "--runs", "0"], "--runs"),
+        (["run", "mlpp"], "hint: did you mean 'mlp'?"),
+        (["run", "mlp", "--methods", "vmpa"], "hint: did you mean 'vmap'?"),
+        (["run", "mlp", "--stats", "men"], "hint: did you mean 'mean'?"),
+        (["run", "mlp", "--step", "micro_adma"], "hint: did you mean 'micro_adam'?"),
+        (["fit", "mlp", "--step", "micro_adam", "--stats", "mean"], "hint: leave the statistics out"),
+        (["run", "mlp", "--set", "widht=3"], "hint: did you mean 'width'?"),
+        (["run", "mlp", "--microbatch-size", "3"], "no microbatches of 3"),
+        (["run", "no_such_file.py:model"], "there is no file 'no_such_file.py'"),
+        (["run", "mlp", "--export-csv", "-", "--export-json", "-"], "cannot both go to stdout"),
+        (["run", "mlp", "--export-csv", "x.csv", "--no-csv"], "contradict each other"),
+        (["run", "mlp", "--export-json", "/proc/x.json"], "error: cannot write /proc/x.json"),
+        (["inspect", "mlpp"], "hint: did you mean 'mlp'?"),
+        (["inspect", "mlp", "--stats", "men"], "hint: did you mean 'mean'?"),
+        (["walk"], "walk"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_usage_is_said_on_stderr_with_exit_code_2(pegprof_in, arguments, words):
+    done = pegprof_in(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_debug_shows_the_traceback(pegprof_in):
+    assert "Traceback" in pegprof_in("run", "mlp", "--batch", "many", "--debug").stderr
+
+
+@pytest.mark.parametrize("arguments", [[*GRAD_ALONE, "--no-csv"], ["inspect", "mlp"], ["doctor"]], ids=lambda a: a[0])
+def test_the_process_that_a_user_starts_does_not_even_import_jax(tmp_path, arguments):
+    code = (
+        f"import sys; from pegprof.cli import app; code = app({arguments!r} + ['--quiet'], standalone_mode=False); "
+        "sys.exit(code or 9 * ('jax' in sys.modules))"
+    )
+    done = run_python(code, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,110 @@
+"""Where things go: stdout, stderr, files, terminals."""
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import termios
+from pathlib import Path
+
+import pytest
+
+from pegprof.profiling.result import Result
+from tests.cli.commands import FINE, GRAD_ALONE, Pegprof, rows_of
+from tests.waiting import LIMIT_S, finish
+
+
+def test_a_place_that_cannot_be_written_is_said_before_anything_is_measured(pegprof_in):
+    (pegprof_in.folder / "reports").write_text("a file where the folder should be")
+    done = pegprof_in("run", "mlp")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: cannot write reports/mlp-b64-cpu.csv")
+    assert "hint:" in done.stderr
+    assert "needs" not in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_to_is_said_before_anything_is_measured():
+    done = Pegprof(Path("/proc/self"))("run", "mlp")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: cannot write reports/mlp-b64-cpu.csv")
+    assert "hint: name another file with --export-csv, or leave it out with --no-csv" in done.stderr
+
+
+def test_json_on_stdout_is_alone_there_and_the_table_is_on_stderr(pegprof_in):
+    done = pegprof_in(*GRAD_ALONE, "--export-json", "-", "--no-csv")
+    assert done.returncode == 0, done.stderr
+    result = Result.from_json(done.stdout)
+    assert (result.complete, [row.method for row in result.rows]) == (True, ["grad"])
+    assert "fine: 15 parameters" in done.stderr
+    assert not list(pegprof_in.folder.iterdir())
+
+
+def test_every_export_has_its_file_and_each_path_is_said(pegprof_in):
+    files = ["--export-csv", "a.csv", "--export-json", "new/b.json", "--export-markdown", "c.md"]
+    done = pegprof_in(*GRAD_ALONE, *files)
+    assert done.returncode == 0, done.stderr
+    folder = pegprof_in.folder
+    assert list(rows_of((folder / "a.csv").read_text())) == ["grad"]
+    assert Result.from_json((folder / "new" / "b.json").read_text()).rows[0].method == "grad"
+    assert (folder / "c.md").read_text().startswith("### pegprof: fine")
+    assert done.stderr.endswith("wrote a.csv\nwrote new/b.json\nwrote c.md\n")
+    assert done.stdout.startswith("fine: 15 parameters")
+
+
+def test_quiet_is_quiet_and_a_stream_that_knows_no_times_sign_gets_its_table(pegprof_in):
+    done = pegprof_in(*GRAD_ALONE, "--quiet", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[2].split() == ["method", "status", "XLA", "peak", "?", "grad", "flops"]
+    assert (pegprof_in.folder / "reports").is_dir()
+
+
+@pytest.mark.slow
+def test_two_runs_at_once_in_one_folder_do_not_disturb_each_other(pegprof_in):
+    command = ["run", FINE, "--methods", "grad,vmap", "--runs", "3", "--quiet"]
+    runs = [pegprof_in.start(*command) for _ in range(2)]
+    outputs = [finish(run) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], outputs
+    (file,) = (pegprof_in.folder / "reports").iterdir()  # and no draft
+    rows = rows_of(file.read_text())
+    assert [(method, row["runs"]) for method, row in rows.items()] == [("grad", "3"), ("vmap", "3")]
+
+
+def on_a_terminal(pegprof_in, *arguments, stream, columns, **environment):
+    """Runs a command with one of its streams on a terminal, and returns what is there."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    environment |= {"TERM": "xterm", "COLUMNS": str(columns)}  # what else is set would go before the terminal's own
+    with pegprof_in.start(*arguments, **{stream: theirs}, **environment) as process:
+        os.close(theirs)
+        text = b""
+        try:
+            while chunk := _read(ours):
+                text += chunk
+        finally:
+            finish(process)
+    os.close(ours)
+    return text.decode()
+
+
+def _read(terminal):
+    assert select.select([terminal], [], [], LIMIT_S)[0], "waited in vain"
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # Linux ends a terminal so
+        return b""
+
+
+@pytest.mark.parametrize(("environment", "color"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_on_a_terminal_the_text_is_as_wide_as_that_and_colored_unless_told_not_to(pegprof_in, environment, color):
+    text = on_a_terminal(pegprof_in, "doctor", "--quiet", stream="stdout", columns=70, **environment)
+    assert "Ready to measure." in text
+    assert ("\x1b[" in text) == color
+    if not color:
+        assert 60 < max(map(len, text.splitlines())) <= 70
+
+
+def test_on_a_terminal_the_step_under_way_moves_and_then_goes(pegprof_in):
+    text = on_a_terminal(pegprof_in, "doctor", stream="stderr", columns=80)
+    assert "asking JAX for its devices" in text
+    assert text.rstrip().endswith("\x1b[2K")  # its line is erased
