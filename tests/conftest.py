@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # before the first import of jax
 
@@ -34,10 +34,9 @@ def no_rank_promotion() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def quick_compile() -> Iterator[None]:
-    """XLA without its expensive passes: a third of the time, for tests of values and not of bytes or speed."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """XLA in this process goes without its expensive passes, in a third of the time, unless ``full_compile`` asks for
+    them: a program computes the same either way, only its bytes and its speed are others."""
+    jax.config.update("jax_disable_most_optimizations", item.get_closest_marker("full_compile") is None)
+    return (yield)

@@ -17,8 +17,6 @@ from pegprof.checking import check_problem
 from pegprof.errors import PegprofError
 from pegprof.user_code import home_of
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 B = 4
 EXAMPLE = {"x": np.zeros(3, np.float32), "label": 4}
 

@@ -38,8 +38,6 @@ from pegprof.profiling.comparison import Change
 from pegprof.profiling.gate import Gate
 from pegprof.profiling.result import METHODS
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "benchmarks"
 PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.py") if "__main__" in path.read_text(encoding="utf-8"))

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pegprof.engine.jaxpr import ClosedJaxpr, evaluate
 from pegprof.engine.statistics import STATISTICS, Statistic
-from tests.oracles import Truth, loop_stats
+from tests.oracles import Truth, loop_stats, quick_jit
 from tests.programs import PROGRAMS, Program
 
 KEY_SEED = 0
@@ -55,6 +56,11 @@ def _case(name: str, B: int, _x64: bool) -> tuple[Any, Any, Any]:
 def _truth(name: str, B: int, _x64: bool) -> Truth:
     loss, params, batch = case(name, B)
     return loop_stats(loss, defined_for(B), params, batch, keep_batch_dim=PROGRAMS[name].keep_batch_dim)
+
+
+def compute(closed: ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:
+    """What a Jaxpr gives: compiled as a whole, since equation by equation each one would be compiled."""
+    return quick_jit(lambda *args: evaluate(closed, args))(*inputs)
 
 
 def assert_program_is_worth_testing(program: Program, gradients: Any) -> None:

@@ -8,9 +8,10 @@ from tests.engine.cases import ALL_STATISTICS
 from tests.oracles import assert_stats_agree, loop_stats
 from tests.programs import PROGRAMS
 
+NAMES = list(PROGRAMS)[1::9]
 
-@pytest.mark.parametrize("name", list(PROGRAMS)[1::9])
-def test_statistics_in_float32_agree_with_the_loop_within_its_rounding(name):
+
+def _assert_agrees_with_the_loop(name):
     program = PROGRAMS[name]
     loss, params, batch = program.make(jax.random.key(1), 5)
     stats = [stat for stat in ALL_STATISTICS if stat.name != "snr"]  # a ratio: rounding has no bound worth asserting
@@ -18,3 +19,14 @@ def test_statistics_in_float32_agree_with_the_loop_within_its_rounding(name):
     expected = loop_stats(loss, stats, params, batch, keep_batch_dim=program.keep_batch_dim)
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(actual)} == {"float32"}
     assert_stats_agree(actual, expected, rtol=0.06 if "bf16" in program.tags else 1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_statistics_in_float32_agree_with_the_loop_within_its_rounding(name):
+    _assert_agrees_with_the_loop(name)
+
+
+@pytest.mark.full_compile
+@pytest.mark.parametrize("name", NAMES[::4])
+def test_with_all_of_xlas_passes_they_do_so_too(name):
+    _assert_agrees_with_the_loop(name)

@@ -10,7 +10,7 @@ from pegprof.engine.strategies import STRATEGIES, gram
 from tests.oracles import assert_stats_agree, loop_stats, quick_jit
 from tests.programs.registry import score
 
-pytestmark = pytest.mark.usefixtures("x64", "quick_compile", "no_rank_promotion")
+pytestmark = pytest.mark.usefixtures("x64", "no_rank_promotion")
 
 NORMS = ("norm", "norm_by_param")
 

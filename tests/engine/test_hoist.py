@@ -7,11 +7,11 @@ import pytest
 
 from pegprof import grad_stats, make_plan
 from pegprof.engine.hoist import hoist
-from pegprof.engine.jaxpr import barrier_p, evaluate, primitives
+from pegprof.engine.jaxpr import barrier_p, primitives
 from pegprof.engine.strategies import STRATEGIES
 from pegprof.engine.tails import find_tails
 from pegprof.engine.trace import Roles, trace_example
-from tests.engine.cases import case
+from tests.engine.cases import case, compute
 from tests.programs import PROGRAMS
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -43,7 +43,7 @@ def _hoist(closed, trace):
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_hoisted_program_computes_what_it_did_before(name):
     trace, example = _trace(name)
-    before, after = evaluate(trace.closed, example), evaluate(_hoist(trace.closed, trace), example)
+    before, after = compute(trace.closed, example), compute(_hoist(trace.closed, trace), example)
     for a, b in zip(before, after, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
 

@@ -12,7 +12,7 @@ from tests.engine.cases import ALL_STATISTICS, defined_for
 from tests.oracles import assert_stats_agree, loop_stats, quick_jit
 from tests.programs.registry import score
 
-pytestmark = pytest.mark.usefixtures("x64", "quick_compile", "no_rank_promotion")
+pytestmark = pytest.mark.usefixtures("x64", "no_rank_promotion")
 
 COSINE = Statistic.elementwise(jnp.cos, name="cosine")
 LOG = Statistic.elementwise(lambda g: jnp.log(jnp.abs(g)), name="log")

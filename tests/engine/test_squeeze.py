@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pegprof.engine.jaxpr import evaluate, flatten, primitives, shape_of
+from pegprof.engine.jaxpr import flatten, primitives, shape_of
 from pegprof.engine.squeeze import ELEMENTWISE, squeeze
 from pegprof.engine.trace import Roles, trace_example
 from pegprof.problem import load_problem
-from tests.engine.cases import case
+from tests.engine.cases import case, compute
 from tests.programs import PROGRAMS
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -27,7 +27,7 @@ def _gradient(name):
 @pytest.mark.parametrize("name", [*list(PROGRAMS)[::7], "tied_embedding", "mixture_of_experts_top_k_gathered"])
 def test_a_squeezed_program_computes_what_it_did_before(name):
     closed, inputs = _gradient(name)
-    for before, after in zip(evaluate(closed, inputs), evaluate(squeeze(closed), inputs), strict=True):
+    for before, after in zip(compute(closed, inputs), compute(squeeze(closed), inputs), strict=True):
         assert before.shape == after.shape
         tolerance = 1e-12 if before.dtype == jnp.float64 else 1e-2
         np.testing.assert_allclose(

@@ -9,6 +9,8 @@ import pytest
 from pegprof import grad_stats, make_plan
 from pegprof.problem import load_problem
 
+pytestmark = pytest.mark.full_compile
+
 B = 6
 
 

@@ -8,8 +8,6 @@ from pegprof.experiments import noise, sign_placement, training
 from pegprof.experiments.sign_placement import judge, make_runs
 from pegprof.experiments.tasks import Task
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 MEAN, B = 0.2, 8
 
 

@@ -11,7 +11,7 @@ from pegprof import PegprofError, optimizers
 from pegprof.optimizers import OPTIMIZERS
 from tests.optimizers.problems import NAMES, RATE, assert_trees_close, make_params, make_stats
 
-pytestmark = pytest.mark.usefixtures("quick_compile", "no_rank_promotion")
+pytestmark = pytest.mark.usefixtures("no_rank_promotion")
 
 every = pytest.mark.parametrize("name", NAMES)
 

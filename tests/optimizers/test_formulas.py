@@ -16,7 +16,7 @@ from tests.optimizers.problems import NAMES, RATE, assert_trees_close, loss, mak
 
 STEPS, CLIP = 20, 3.0
 
-pytestmark = pytest.mark.usefixtures("x64", "quick_compile")
+pytestmark = pytest.mark.usefixtures("x64")
 
 _gradient = jax.jit(jax.grad(loss))
 

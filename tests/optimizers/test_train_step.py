@@ -12,8 +12,6 @@ from pegprof.optimizers import step as step_module
 from pegprof.problem import load_problem
 from tests.optimizers.problems import NAMES, RATE, assert_trees_close, loss, make_batch, make_params
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 
 def moments_by_vmap(loss, params, batch):
     g = jax.vmap(jax.grad(loss), in_axes=(None, 0))(params, batch)
