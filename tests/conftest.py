@@ -36,7 +36,7 @@ def no_rank_promotion() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """XLA in this process goes without its expensive passes, in a third of the time, unless ``full_compile`` asks for
-    them: a program computes the same either way, only its bytes and its speed are others."""
+    """In this process LLVM goes without its expensive passes, which takes half the time, unless ``full_compile`` asks
+    for them. XLA's own passes and its assignment of buffers are the same either way: only the code is slower."""
     jax.config.update("jax_disable_most_optimizations", item.get_closest_marker("full_compile") is None)
     return (yield)

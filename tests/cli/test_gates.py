@@ -2,11 +2,12 @@
 
 import glob
 import re
+import shutil
 
 import pytest
 
 from pegprof.errors import ExitCode
-from tests.cli.commands import ROOT
+from tests.cli.commands import ROOT, Pegprof
 
 NET = """
 import jax
@@ -28,12 +29,22 @@ def net(width: int = 16):
 """
 
 
-@pytest.fixture
-def baseline(pegprof_in):
-    """A user's model, and a baseline of it."""
-    (pegprof_in.folder / "net.py").write_text(NET)
+@pytest.fixture(scope="module")
+def made_baseline(tmp_path_factory):
+    """A folder with a user's model, and a baseline of it."""
+    pegprof = Pegprof(tmp_path_factory.mktemp("baseline"))
+    (pegprof.folder / "net.py").write_text(NET)
     options = ["--batch", "8", "--methods", "grad,surgery", "--no-time", "--no-csv", "--export-json", "b.json"]
-    assert pegprof_in("run", "net.py:net", *options).returncode == 0
+    done = pegprof("run", "net.py:net", *options)
+    assert done.returncode == 0, done.stderr
+    return pegprof.folder
+
+
+@pytest.fixture
+def baseline(pegprof_in, made_baseline):
+    """The same in the folder of the test, which may change it."""
+    for name in ("net.py", "b.json"):
+        shutil.copy(made_baseline / name, pegprof_in.folder)
     return pegprof_in.folder / "b.json"
 
 

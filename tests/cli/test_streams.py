@@ -31,32 +31,37 @@ def test_a_folder_that_cannot_be_written_to_is_said_before_anything_is_measured(
     assert "hint: name another file with --export-csv, or leave it out with --no-csv" in done.stderr
 
 
-def test_json_on_stdout_is_alone_there_and_the_table_is_on_stderr(pegprof_in):
-    done = pegprof_in(*GRAD_ALONE, "--export-json", "-", "--no-csv")
+@pytest.fixture(scope="module")
+def exporting(tmp_path_factory):
+    """A run that exports one format to stdout and the others to files; and the folder that it ran in."""
+    pegprof = Pegprof(tmp_path_factory.mktemp("exporting"))
+    done = pegprof(*GRAD_ALONE, "--export-json", "-", "--export-csv", "a.csv", "--export-markdown", "new/c.md")
     assert done.returncode == 0, done.stderr
+    return done, pegprof.folder
+
+
+def test_json_on_stdout_is_alone_there_and_the_table_is_on_stderr(exporting):
+    done, _ = exporting
     result = Result.from_json(done.stdout)
     assert (result.complete, [row.method for row in result.rows]) == (True, ["grad"])
     assert "fine: 15 parameters" in done.stderr
-    assert not list(pegprof_in.folder.iterdir())
 
 
-def test_every_export_has_its_file_and_each_path_is_said(pegprof_in):
-    files = ["--export-csv", "a.csv", "--export-json", "new/b.json", "--export-markdown", "c.md"]
-    done = pegprof_in(*GRAD_ALONE, *files)
-    assert done.returncode == 0, done.stderr
-    folder = pegprof_in.folder
+def test_every_other_export_has_its_file_and_each_path_is_said(exporting):
+    done, folder = exporting
+    assert sorted(path.name for path in folder.iterdir()) == ["a.csv", "new"]  # and no draft
     assert list(rows_of((folder / "a.csv").read_text())) == ["grad"]
-    assert Result.from_json((folder / "new" / "b.json").read_text()).rows[0].method == "grad"
-    assert (folder / "c.md").read_text().startswith("### pegprof: fine")
-    assert done.stderr.endswith("wrote a.csv\nwrote new/b.json\nwrote c.md\n")
-    assert done.stdout.startswith("fine: 15 parameters")
+    assert (folder / "new" / "c.md").read_text().startswith("### pegprof: fine")
+    assert done.stderr.endswith("wrote a.csv\nwrote new/c.md\n")
 
 
 def test_quiet_is_quiet_and_a_stream_that_knows_no_times_sign_gets_its_table(pegprof_in):
-    done = pegprof_in(*GRAD_ALONE, "--quiet", PYTHONIOENCODING="ascii")
+    done = pegprof_in(*GRAD_ALONE, "--quiet", "--export-json", "new/b.json", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("fine: 15 parameters")
     assert done.stdout.splitlines()[2].split() == ["method", "status", "XLA", "peak", "?", "grad", "flops"]
-    assert (pegprof_in.folder / "reports").is_dir()
+    assert [path.suffix for path in (pegprof_in.folder / "reports").iterdir()] == [".csv"]
+    assert Result.from_json((pegprof_in.folder / "new" / "b.json").read_text()).rows[0].method == "grad"
 
 
 @pytest.mark.slow

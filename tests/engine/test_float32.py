@@ -28,5 +28,5 @@ def test_statistics_in_float32_agree_with_the_loop_within_its_rounding(name):
 
 @pytest.mark.full_compile
 @pytest.mark.parametrize("name", NAMES[::4])
-def test_with_all_of_xlas_passes_they_do_so_too(name):
+def test_in_code_as_fast_as_llvm_makes_it_they_do_so_too(name):
     _assert_agrees_with_the_loop(name)

@@ -186,7 +186,6 @@ def _recurrent(params, x_BxTxD):
     return jnp.mean(jnp.square(jax.lax.scan(step, h, jnp.moveaxis(x_BxTxD, 1, 0))[1]))
 
 
-@pytest.mark.full_compile
 def test_on_a_cpu_factors_stacked_over_time_take_no_more_memory_than_the_plain_gradient():
     arguments = jnp.ones((64 + 256, 256)), jnp.ones((32, 50, 64))
     on_cpu = make_plan(_recurrent, *arguments, backend="cpu")

@@ -1,5 +1,6 @@
 """Real children, real models, everything that can go wrong in them. A child takes two or three seconds."""
 
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -12,9 +13,11 @@ import pytest
 
 import pegprof
 from pegprof.errors import ExitCode, PegprofError
+from pegprof.profiling import jobs
 from pegprof.profiling.measure import measure
 from pegprof.profiling.progress import Silence
 from pegprof.profiling.result import Result, Settings
+from pegprof.profiling.targets import cpu_target
 from tests.waiting import finish, living, wait_for
 
 MODELS = str(Path(__file__).with_name("models.py"))
@@ -106,6 +109,25 @@ def test_the_compilation_cache_is_as_before_after_measuring_in_this_process():
     before = jax.config.jax_enable_compilation_cache
     pegprof.profile(notebook_problem(), batch=2, methods=("grad",), time=False)
     assert jax.config.jax_enable_compilation_cache == before
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"methods": ("grad", "vmpa")}, "hint: did you mean 'vmap'?"),
+        ({"stats": ("men",)}, "hint: did you mean 'mean'?"),
+        ({"options": {"widht": "3"}}, "hint: did you mean 'width'?"),
+        ({"microbatch_size": 3}, "a batch of 64 has no microbatches of 3"),
+        ({"model": "no_such_file.py:model"}, "there is no file 'no_such_file.py'"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_is_wrong_with_a_request_is_the_first_answer_of_a_child(asked, words):
+    request = {**dataclasses.asdict(Settings(**{"model": "mlp", **asked})), **cpu_target().request}
+    with pytest.raises(PegprofError) as caught:
+        jobs.describe(request, None)
+    assert words in str(caught.value)
+    assert caught.value.exit_code == ExitCode.USAGE
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ def test_a_slope_is_never_negative():
     assert slope((100, 90)) == 0
 
 
-@pytest.mark.full_compile
 @pytest.mark.parametrize(
     ("model", "options", "activations", "rule"),
     [
