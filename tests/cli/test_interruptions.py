@@ -103,7 +103,9 @@ def test_a_method_that_crashes_is_a_failed_row_and_exit_code_3(pegprof_in):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("after", "runs"), [(0, ""), (2, "1")], ids=["where its memory is measured", "where it is timed"]
+    ("after", "runs"),
+    [(0, {""}), (2, {"1", "2"})],  # if the first run is held up for a tenth of a second, the next ones come one by one
+    ids=["where its memory is measured", "where it is timed"],
 )
 def test_a_method_that_is_killed_while_it_runs_fails_alone_and_what_was_measured_is_on_disk(pegprof_in, after, runs):
     model = ["run", f"{MODELS}:dies_when_run_alone", "--set", "marker=marker", "--set", f"after={after}"]
@@ -111,7 +113,8 @@ def test_a_method_that_is_killed_while_it_runs_fails_alone_and_what_was_measured
     assert done.returncode == 3, done.stderr
     (file,) = (pegprof_in.folder / "reports").iterdir()
     rows = rows_of(file.read_text())
-    assert (rows["vmap"]["status"], rows["vmap"]["runs"]) == ("failed", runs)
+    assert rows["vmap"]["status"] == "failed"
+    assert rows["vmap"]["runs"] in runs
     assert "killed by SIGKILL" in rows["vmap"]["reason"]
     assert (rows["grad"]["status"], rows["grad"]["runs"]) == ("ok", "3")
     assert int(rows["grad"]["host_peak_bytes"]) > 0
