@@ -6,7 +6,6 @@ from pegprof.errors import ExitCode
 from pegprof.profiling.result import METHODS
 from tests.cli.commands import GRAD_ALONE, rows_of
 
-
 WHOLE_STEPS = """\
 mlp: 26.5 k parameters, float32, batch 8, one step of micro_adam, optimizer state 207.1 KiB
 cpu: """
