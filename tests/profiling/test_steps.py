@@ -13,7 +13,6 @@ from pegprof.engine.statistics import resolve
 from pegprof.errors import PegprofError
 from pegprof.optimizers import OPTIMIZERS, needed_statistics
 from pegprof.profiling import methods, programs
-from pegprof.profiling.compilers import has_wheels
 from pegprof.profiling.devices import GIB
 from pegprof.profiling.explain import explain_affordability
 from pegprof.profiling.measure import measure
@@ -21,6 +20,7 @@ from pegprof.profiling.progress import Silence
 from pegprof.profiling.result import METHODS, Result, Settings
 from pegprof.profiling.steps import STEPS, choose_stats
 from pegprof.profiling.terminal import headline
+from tests.compilers import needs_compilers
 from tests.optimizers.formulas import Adam, Signs, mean_squared, second_moment, variance
 from tests.profiling.results import make_row
 
@@ -91,7 +91,7 @@ def gradients_by_a_loop(problem, params, batch):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("step", STEPS)
-def test_two_steps_by_a_methods_own_program_equal_the_formula(x64, quick_compile, step, method):
+def test_two_steps_by_a_methods_own_program_equal_the_formula(x64, step, method):
     problem = make_problem()
     params, batch = problem.init(jax.random.key(0)), problem.batch(jax.random.key(1), B)
     program = make_program(method, step, problem)
@@ -107,7 +107,7 @@ def test_two_steps_by_a_methods_own_program_equal_the_formula(x64, quick_compile
 
 
 @pytest.mark.parametrize("step", [name for name in STEPS if STEPS[name].averages])
-def test_after_the_first_step_the_state_tells_the_statistics_by_which_methods_are_compared(step, quick_compile):
+def test_after_the_first_step_the_state_tells_the_statistics_by_which_methods_are_compared(step):
     problem = make_problem()
     params, batch = problem.init(jax.random.key(0)), problem.batch(jax.random.key(1), B)
     stats = jax.jit(pegprof.grad_stats(problem.loss, STEPS[step].stats))(params, batch)
@@ -123,7 +123,7 @@ def test_after_the_first_step_the_state_tells_the_statistics_by_which_methods_ar
         )
 
 
-def test_the_new_parameters_and_state_take_the_memory_of_the_old(quick_compile):
+def test_the_new_parameters_and_state_take_the_memory_of_the_old():
     problem = make_problem()
     program = make_program("surgery", "micro_adam", problem)
     held = program.start(problem.init(jax.random.key(0)))
@@ -197,7 +197,7 @@ def test_statistics_that_the_step_does_not_take_are_refused_whoever_made_the_set
         measure(settings, talk=Silence(), problem=make_problem())
 
 
-@pytest.mark.skipif(not has_wheels(), reason="there are no compilers for this system")
+@needs_compilers
 @pytest.mark.slow
 def test_a_step_is_compiled_for_devices_that_are_not_here(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
