@@ -8,6 +8,7 @@ whoever has waited long enough keeps it.
 import dataclasses
 import threading
 import time
+from collections.abc import Sequence
 from concurrent import futures
 
 from pegprof.errors import ExitCode, PegprofError
@@ -20,6 +21,8 @@ from pegprof.profiling.targets import Target
 
 AT_ONCE = 2
 """Searches side by side. A compiler mostly keeps one core busy, and takes a GiB or two."""
+
+LOOK_S = 0.2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,11 +89,21 @@ def find_largest(settings: Settings, target: Target, *, most: int, talk: Talk, s
     searches = [_Search(session, target, method, most=most, saving=saving) for method in settings.methods]
     with futures.ThreadPoolExecutor(AT_ONCE) as pool:
         try:
-            answers = list(pool.map(_Search.run, searches))
+            answers = _wait_for([pool.submit(search.run) for search in searches])
         except BaseException:  # Ctrl-C: the children shall not be waited for
             session.asker.stop.set()
             raise
     return Fit(result=_finish(session), answers=tuple(answers), most=most)
+
+
+def _wait_for(searches: Sequence[futures.Future[Answer]]) -> list[Answer]:
+    """Their answers. A wait without end can sleep through Ctrl-C where there are other threads: so it is many short
+    ones."""
+    while True:
+        done, others = futures.wait(searches, timeout=LOOK_S, return_when=futures.FIRST_EXCEPTION)
+        answers = [search.result() for search in searches if search in done]
+        if not others:
+            return answers
 
 
 def _start(settings: Settings, target: Target, *, talk: Talk, save: Save, debug: bool) -> Session:
