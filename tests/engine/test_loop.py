@@ -7,12 +7,16 @@ import pytest
 
 from pegprof import grad_stats, make_plan
 from pegprof.engine.strategies.loop import FEW_POSITIONS, UNROLL
+from tests.oracles import quick_jit
 
 pytestmark = pytest.mark.smoke
 
 
 def _loss(w, x):
     return jnp.mean(jnp.square(jnp.tanh(x @ w)))
+
+
+_gradient = quick_jit(jax.grad(_loss))
 
 
 def _arguments(*, B=8, T, D=32, E=48):
@@ -43,7 +47,7 @@ def test_no_more_gradients_are_held_than_the_plan_allows():
 def test_a_batch_that_is_not_a_multiple_of_a_step_has_every_example_counted_once(B):
     w, x = _arguments(B=B, T=40)
     assert _examples_a_step(40) == UNROLL
-    stats = grad_stats(_loss, microbatch_size=B)(w, x)
-    gradients = np.stack([jax.grad(_loss)(w, x[i : i + 1]) for i in range(B)])
+    stats = quick_jit(grad_stats(_loss, microbatch_size=B))(w, x)
+    gradients = np.stack([_gradient(w, x[i : i + 1]) for i in range(B)])
     np.testing.assert_allclose(stats["mean"], gradients.mean(axis=0), atol=1e-6)
     np.testing.assert_allclose(stats["second_moment"], np.square(gradients).mean(axis=0), atol=1e-7)

@@ -4,6 +4,7 @@ import math
 import re
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from pegprof import grad_stats, make_plan
@@ -83,3 +84,26 @@ def rematerialised(request):
 def test_a_rematerialised_model_needs_little_more_than_its_plain_gradient(rematerialised, stats):
     problem, plain_bytes = rematerialised
     assert _temp_bytes(grad_stats(problem.loss, stats), problem) < 1.5 * plain_bytes
+
+
+def _recurrent(params, x_BxTxD):
+    def step(h, x):
+        h = jnp.tanh(jnp.concatenate([x, h], axis=-1) @ params)
+        return h, h
+
+    h = jnp.zeros((x_BxTxD.shape[0], params.shape[1]))
+    return jnp.mean(jnp.square(jax.lax.scan(step, h, jnp.moveaxis(x_BxTxD, 1, 0))[1]))
+
+
+def test_on_a_cpu_factors_stacked_over_time_take_no_more_memory_than_the_plain_gradient():
+    arguments = jnp.ones((64 + 256, 256)), jnp.ones((32, 50, 64))
+    on_cpu = make_plan(_recurrent, *arguments, backend="cpu")
+    assert on_cpu.microbatch_size < 32
+    assert make_plan(_recurrent, *arguments, backend="tpu").microbatch_size == 32
+
+    def temp_bytes(fn):
+        return jax.jit(fn).lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+
+    planned = temp_bytes(grad_stats(_recurrent, backend="cpu"))
+    all_at_once = temp_bytes(grad_stats(_recurrent, backend="cpu", microbatch_size=32))
+    assert planned <= 1.1 * temp_bytes(jax.grad(_recurrent)) < all_at_once
