@@ -28,7 +28,7 @@ def gaussian(monkeypatch):
     monkeypatch.setattr(moments, "TASKS", {"gaussian": lambda: task})
 
 
-def test_moments_by_layer_are_what_the_law_of_the_gradients_says(gaussian, quick_compile):
+def test_moments_by_layer_are_what_the_law_of_the_gradients_says(gaussian):
     params = {layer: {"w": jnp.zeros(400)} for layer in ("signal", "noise")}
     rows = moments.measure_moments("gaussian", params, batch=B, batches=50, seed=0)
     noise, signal = sorted(rows, key=lambda row: row["layer"])
@@ -120,7 +120,7 @@ def test_the_figures_name_layers_and_variants():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_variant_trains(variant, quick_compile):
+def test_a_variant_trains(variant):
     pytest.importorskip("sklearn", reason="pip install -e '.[experiments]'")
     optimizer, options = VARIANTS[variant]
     steps = list(train("digits", optimizer, options=options, rate=1e-2, steps=6, batch=4, seed=0))

@@ -90,7 +90,7 @@ def test_the_figures_have_a_panel_for_each_optimizer_and_rule():
 
 
 @pytest.mark.slow
-def test_a_short_run_gives_a_curve_and_a_loss(quick_compile):
+def test_a_short_run_gives_a_curve_and_a_loss():
     run = make_runs(True, {})[0]
     tables = batch_scaling.measure(type(run)(name=run.name, settings={**run.settings, "examples": 64}))
     assert [point["examples_seen"] for point in tables["curves"]] == [16, 32, 48, 64]
