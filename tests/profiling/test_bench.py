@@ -1,0 +1,92 @@
+"""What runs on a bench: whose peak is taken, and that a peak does not change what is compared."""
+
+import tempfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pegprof
+from pegprof.profiling import bench, exchange, memory
+from pegprof.profiling.bench import Bench
+
+
+class Answer:
+    """As a child's reporter; it keeps the answer."""
+
+    def __init__(self):
+        self.fields = {}
+
+    def update(self, **fields):
+        self.fields |= fields
+
+
+PROBLEM = pegprof.Problem(
+    name="linear",
+    init=lambda key: jax.random.normal(key, (3,)),
+    loss=lambda w, x_BxD: jnp.mean((x_BxD @ w) ** 2),
+    batch=lambda key, B: jax.random.normal(key, (B, 3)),
+)
+
+
+@pytest.fixture
+def run_first(monkeypatch):
+    """The first run of a step on a bench, and the peaks that were taken of it: each less than the one before."""
+    peaks = []
+
+    def measure_host_peak(run):
+        peaks.append(100 - len(peaks))
+        return run(), peaks[-1]
+
+    monkeypatch.setattr(memory, "measure_host_peak", measure_host_peak)
+
+    def run(**how):
+        peaks.clear()
+        with tempfile.TemporaryFile() as stream:
+            file = stream.fileno()
+            request = {
+                "problem": PROBLEM,
+                "method": "surgery",
+                "stats": ("mean", "second_moment"),
+                "step": "micro_adam",
+                "microbatch_size": 1,
+                "batch": 4,
+                "seed": 0,
+                "file": file,
+            }
+            made, answer, on = Answer(), Answer(), Bench()
+            bench.make_arguments(request, made)
+            request["arguments"] = made.fields
+            on.prepare(request, Answer())
+            on.load(request, Answer())
+            on.run({**request, **how}, answer)
+            kept = answer.fields.get("kept", {})
+            values = {
+                name: [exchange.view(file, exchange.Slot(**slot)) for slot in slots] for name, slots in kept.items()
+            }
+            return answer.fields, list(peaks), values
+
+    return run
+
+
+def test_of_a_short_run_the_peak_is_that_of_a_second_one(run_first):
+    answer, peaks, _ = run_first(measure_peak=True)
+    assert peaks == [100, 99]
+    assert answer["host_bytes"] == 99
+    assert len(answer["times_s"]) == 1
+
+
+def test_a_long_run_is_not_repeated_for_its_peak(run_first, monkeypatch):
+    monkeypatch.setattr(bench, "SHORT_S", 0.0)
+    answer, peaks, _ = run_first(measure_peak=True)
+    assert peaks == [100]
+    assert answer["host_bytes"] == 100
+
+
+def test_what_is_kept_is_of_the_first_step_whether_a_peak_is_taken_or_not(run_first):
+    *_, with_peak = run_first(measure_peak=True, keep=True)
+    *_, without = run_first(keep=True)
+    assert with_peak.keys() == without.keys() == {"mean", "second_moment"}
+    for name, values in without.items():
+        np.testing.assert_allclose(with_peak[name], values)
