@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegprof.experiments.base import Experiment, Finding, Rows, Run, Tables
-from pegprof.experiments.figures import draw_losses, graded_style, make_panels, name_ticks, style
+from pegprof.experiments.figures import draw_losses, focus, graded_style, make_panels, name_ticks, style
 from pegprof.experiments.tuning import best, bound, by_rate, is_ahead, words_at
 
 TASK, BATCH, WARMUP = "bytes", 32, 0.05
@@ -27,7 +27,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "micro_adam_msq, tensors": ("micro_adam_msq", {"block": "tensor"}),
 }
 SPIKE, BEFORE = 0.5, 20  # a spike is so many nats above the mean of so many steps before it
-NEGLIGIBLE = 0.01  # nats: ahead by less than that is "slightly"
+SHOWN = 1.0  # nats above the lowest loss, in the figure
 FULL: Mapping[str, Any] = {
     "steps": 800,
     "rates": (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
@@ -48,7 +48,7 @@ def make_runs(quick: bool, tables: Tables) -> list[Run]:
         )
         for seed in size["seeds"]
     ]
-    sweep = [_make_run(size, variant, rate, first) for variant, rate in itertools.product(VARIANTS, size["rates"])]
+    sweep = [_make_run(size, variant, rate, first) for rate, variant in itertools.product(size["rates"], VARIANTS)]
     if len(tables.get("training", [])) < len(sweep):
         return [*moments, *sweep]
     near = {variant: _near_best(tables, variant, size) for variant in VARIANTS}
@@ -234,11 +234,12 @@ def _draw_losses(tables: Tables) -> Any:
     for axes, variants, title in zip(
         panels, families, ("as they are", "clipped, or averaged over blocks"), strict=True
     ):
-        for number, variant in enumerate(variants):
+        for variant in variants:
             found = by_rate(tables.get("training", []), variant=variant)
-            draw_losses(axes, found, label=variant, **style(number))
+            draw_losses(axes, found, label=variant, **style(list(VARIANTS).index(variant)))
         axes.set(title=title, xlabel="largest learning rate η", ylabel="held-out loss (nats)", xscale="log")
         name_ticks(axes, sorted({row["rate"] for row in tables.get("training", [])}))
+        focus(axes, min((row["held_out_loss"] for row in tables.get("training", [])), default=0.0), SHOWN)
         axes.legend(frameon=False, fontsize="small")
     return figure
 
@@ -265,8 +266,11 @@ def _draw_moments(tables: Tables) -> Any:
         axes.set(xlabel=label)
         axes.invert_yaxis()
     panels[0].set_xscale("symlog", linthresh=0.1)
+    if values := [row["dominance"] for row in rows if row["dominance"] is not None]:
+        panels[0].set_xlim(min(0.0, *values) * 1.2, max(values) * 1.5)
     panels[0].axvline(1, color="gray", linewidth=0.8)
-    panels[1].legend(frameon=False, fontsize="small")
+    panels[1].set_yticklabels([])
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
     return figure
 
 

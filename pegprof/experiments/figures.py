@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 # Okabe and Ito's colours; markers and dashes tell the same without colour.
-_COLORS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00")
-_MARKERS = ("o", "s", "^", "D", "v", "P")
-_DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
+_COLORS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1)), (0, (7, 3)))
 
 
 def make_panels(count: int, *, height: float = 3.6) -> tuple[Any, Sequence[Any]]:
@@ -42,6 +42,14 @@ def draw_losses(axes: Any, losses: Mapping[float, Sequence[float]], **look: Any)
     means = [statistics.fmean(values) for values in losses.values()]
     spreads = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in losses.values()]
     axes.errorbar(list(losses), means, yerr=spreads, capsize=3, **look)
+
+
+def focus(axes: Any, lowest: float, span: float) -> None:
+    """Shows the losses that matter; what is far above, because training failed, would press them together."""
+    top = axes.get_ylim()[1]
+    axes.set_ylim(lowest - 0.08 * span, min(top, lowest + span))
+    if top > lowest + span:
+        axes.text(0.99, 0.98, "some are above", transform=axes.transAxes, ha="right", va="top", fontsize="small")
 
 
 def style(number: int) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 """Runs of an experiment side by side, each in a process with one core: a small program would not use more.
 
-Within one process runs share what they compiled; across processes only names and settings travel.
+Across processes only names and settings travel; what one has compiled, the others find in a folder that they share.
 """
 
 import multiprocessing
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 
@@ -20,7 +21,12 @@ def measure_side_by_side(
     waiting = list(reversed(runs))
     running: dict[futures.Future[Tables], Run] = {}
     context = multiprocessing.get_context("spawn")
-    with futures.ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare_worker) as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix="pegprof-") as compiled,
+        futures.ProcessPoolExecutor(
+            workers, mp_context=context, initializer=_prepare_worker, initargs=(compiled,)
+        ) as pool,
+    ):
         try:
             while True:
                 while waiting and len(running) < workers and may_begin(waiting[-1]):
@@ -46,8 +52,11 @@ def _measure(name: str, run: Run) -> Tables:
     return load_experiment(name).measure(run)
 
 
-def _prepare_worker() -> None:
-    """Before JAX is imported: one thread, and death by Ctrl-C without a word."""
+def _prepare_worker(compiled: str) -> None:
+    """Before JAX is imported: one thread, death by Ctrl-C without a word, and no talk of libraries among ours."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["NPROC"] = "1"  # what XLA takes for the number of cores
