@@ -154,7 +154,7 @@ _COMPARED = (
     "the CPU the step is run, in a process of its own, at a batch that fits."
 )
 _PEAKS = (
-    f"A ratio of up to {NEAR} counts as no more. The 17% are the paper's, for an accelerator, none was at hand here."
+    f"A ratio of up to {NEAR} counts as no more. The 17% are the paper's for an accelerator; none was at hand here."
 )
 
 EXPERIMENT = Experiment(

@@ -13,7 +13,7 @@ import optax
 
 import pegprof
 from pegprof.experiments.tasks import TASKS
-from pegprof.optimizers import OPTIMIZERS
+from pegprof.optimizers import BY_NAME
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ def held_out_loss(task_name: str, params: Any) -> float:
 def _compiled(task_name: str, optimizer: str, options: tuple[tuple[str, Any], ...]) -> tuple[Any, Callable[..., Any]]:
     """One program for all learning rates."""
     task = TASKS[task_name]()
-    make = optax.adam if optimizer == "adam" else OPTIMIZERS[optimizer]
+    make = BY_NAME[optimizer]
     static = [name for name in ("block",) if name in inspect.signature(make).parameters]
     opt = optax.inject_hyperparams(make, static_args=static)(learning_rate=0.0, **dict(options))
     return opt, pegprof.train_step(task.loss, opt, keep_batch_dim=task.keep_batch_dim)

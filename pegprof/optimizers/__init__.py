@@ -10,12 +10,15 @@ and schedules work as they do with optax's own, and ``train_step`` takes any opt
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import optax
+
 from pegprof.optimizers.adam import adam_mix, micro_adam, micro_adam_msq, micro_adam_var
 from pegprof.optimizers.needs import needed_statistics, update
 from pegprof.optimizers.signs import micro_sign_sgd, sign_ema, sign_sgd
 from pegprof.optimizers.step import train_step
 
 __all__ = [
+    "BY_NAME",
     "OPTIMIZERS",
     "adam_mix",
     "micro_adam",
@@ -34,3 +37,6 @@ OPTIMIZERS: Mapping[str, Callable[..., Any]] = {
     make.__name__: make
     for make in (micro_adam, micro_adam_var, micro_adam_msq, adam_mix, micro_sign_sgd, sign_sgd, sign_ema)
 }
+
+# What a command can name: ours, and the one that all of them are measured against.
+BY_NAME: Mapping[str, Callable[..., Any]] = {"adam": optax.adam, **OPTIMIZERS}

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import optax
 
-from pegprof.optimizers import OPTIMIZERS, update
+from pegprof.optimizers import BY_NAME, update
 from pegprof.problem import Problem
 from pegprof.profiling.methods import About, Batch, Method, Options, Params
 from pegprof.profiling.steps import Step, find_step
@@ -85,7 +85,7 @@ def step_of(method: Method, name: str) -> Step:
 
 
 def make_optimizer(name: str) -> Any:
-    return {"adam": optax.adam, **OPTIMIZERS}[name](LEARNING_RATE)
+    return BY_NAME[name](LEARNING_RATE)
 
 
 def state_bytes(problem: Problem, step: str | None) -> int | None:
