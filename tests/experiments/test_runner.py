@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import multiprocessing
 
 import pytest
 from typer.testing import CliRunner
@@ -164,3 +165,15 @@ def test_runs_side_by_side_give_what_they_give_one_by_one():
 def test_when_nobody_may_begin_nothing_is_measured():
     runs = [Run(name="r", settings={})]
     assert list(measure_side_by_side("adam-preconditioner", runs, workers=2, may_begin=lambda run: False)) == []
+
+
+def test_a_process_that_is_killed_is_said_and_not_waited_for():
+    def may_begin(run):
+        for child in multiprocessing.active_children():  # the one that has the first run
+            child.kill()
+        return True
+
+    runs = [Run(name=name, settings={}) for name in ("first", "second")]
+    with pytest.raises(PegprofError, match="a process that measured a run was killed") as caught:
+        list(measure_side_by_side("sign-placement", runs, workers=2, may_begin=may_begin))
+    assert caught.value.exit_code == ExitCode.UNMEASURED
