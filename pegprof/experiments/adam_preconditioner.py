@@ -13,7 +13,7 @@ from pegprof.experiments.base import Experiment, Finding, Rows, Run, Tables
 from pegprof.experiments.figures import draw_losses, focus, graded_style, make_panels, name_ticks, style
 from pegprof.experiments.tuning import best, bound, by_rate, is_ahead, words_at
 
-TASK, BATCH, WARMUP = "bytes", 32, 0.05
+TASK, BATCH, WARMUP = "short-bytes", 32, 0.05
 STAGES = (0.0, 0.02, 0.1, 0.5, 1.0)  # of training
 CLIP = 1e-2
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -277,7 +277,7 @@ def _draw_moments(tables: Tables) -> Any:
 _COMPARED = (
     "Adam's second moment has the expectation µ² + σ²/B. `micro_adam` has µ² + σ² instead, `micro_adam_var` σ² alone, "
     "`micro_adam_msq` an unbiased estimate of µ² alone. Each trains a two-layer transformer on the bytes of Python's "
-    f"standard library, 64 at a time, in batches of {BATCH}; the rate rises for a twentieth of the training and falls "
+    f"standard library, 32 at a time, in batches of {BATCH}; the rate rises for a twentieth of the training and falls "
     "linearly to zero. The first seed sweeps the rates, the others repeat the best one and its neighbours; a variant "
     "is judged at its own best rate by the loss of data not trained on. Two means differ if they are more than two "
     "standard errors apart."

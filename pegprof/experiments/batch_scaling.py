@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegprof.experiments.base import Experiment, Finding, Rows, Run, Tables
-from pegprof.experiments.figures import graded_style, make_grid, make_panels, name_ticks, style
+from pegprof.experiments.figures import draw_losses, graded_style, make_grid, make_panels, name_ticks, style
 from pegprof.experiments.tuning import best, bound, by_rate
 
 TASK = "short-bytes"
@@ -19,6 +19,7 @@ OPTIMIZERS = ("adam", "micro_adam", "micro_adam_var", "micro_adam_msq")
 RULES: Mapping[str, float] = {"η ∝ √B": 0.5, "η ∝ B": 1.0}
 REFERENCE = 16  # the batch size at which rates are tuned
 TUNED_SHARES = (1.0, 0.25)  # of the tuned rate: the second, far from where training gets unstable
+SWEPT = 0  # the seed that rates are tuned with
 CHECKPOINTS = 16  # points of a curve
 SETTLED = 4  # of them, from which on curves are compared: before that they hang on the start alone
 TOLERANCE = 0.1  # nats, on average over these points, by which a curve may differ from the reference
@@ -28,16 +29,14 @@ FULL: Mapping[str, Any] = {
     "examples": 8192,
     "batches": (2, 4, 8, 16, 32, 64, 128, 256, 512),
     "rates": (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
-    "seeds": (0, 1, 2),
-    "shares": TUNED_SHARES,
+    "seeds": {1.0: (0, 1, 2), 0.25: (0,)},
     "optimizers": OPTIMIZERS,
 }
 QUICK: Mapping[str, Any] = {
     "examples": 1024,
     "batches": (4, 16, 64),
     "rates": (2e-3, 8e-3),
-    "seeds": (0,),
-    "shares": (1.0,),
+    "seeds": {1.0: (0,)},
     "optimizers": ("adam", "micro_adam"),
 }
 
@@ -46,16 +45,17 @@ def make_runs(quick: bool, tables: Tables) -> list[Run]:
     """The sweeps at the reference batch, then both rules from the tuned rates, seed by seed."""
     size = QUICK if quick else FULL
     sweep = [
-        _make_run(size, optimizer, REFERENCE, rate, size["seeds"][0])
+        _make_run(size, optimizer, REFERENCE, rate, SWEPT)
         for rate, optimizer in itertools.product(size["rates"], size["optimizers"])  # neighbours share no program
     ]
     tuned = tune(tables)
     if len(tables.get("final", [])) < len(sweep):
         return sweep
+    starts = [(seed, share) for share, seeds in size["seeds"].items() for seed in seeds]
     ruled = [
         _make_run(size, optimizer, batch, rate_by(rule, share * tuned[optimizer], batch), seed)
-        for seed, share, batch, optimizer, rule in itertools.product(
-            size["seeds"], size["shares"], size["batches"], size["optimizers"], RULES
+        for (seed, share), batch, optimizer, rule in itertools.product(
+            sorted(starts), size["batches"], size["optimizers"], RULES
         )
     ]
     return list({run.name: run for run in (*sweep, *ruled)}.values())  # at the reference the rules are the same
@@ -84,10 +84,9 @@ def rate_by(rule: str, reference_rate: float, batch: int) -> float:
 
 
 def tune(tables: Tables) -> dict[str, float]:
-    """The best rate of each optimizer at the reference batch, by the first seed."""
+    """The best rate of each optimizer at the reference batch, by the seed that was swept with."""
     rows = [row for row in tables.get("final", []) if row["batch"] == REFERENCE]
-    first = min((row["seed"] for row in rows), default=0)
-    found = {name: best(by_rate(rows, optimizer=name, seed=first)) for name in OPTIMIZERS}
+    found = {name: best(by_rate(rows, optimizer=name, seed=SWEPT)) for name in OPTIMIZERS}
     return {name: each[0] for name, each in found.items() if each is not None}
 
 
@@ -121,16 +120,26 @@ def _curve(losses: Sequence[float], batch: int) -> Rows:
 
 # ---- what it shows ------------------------------------------------------------------------------------------------
 
-Curve = dict[int, float]  # the loss, mean over the seeds, by examples seen
+Curve = dict[int, float]  # the loss by examples seen
 
 
-def curve_of(tables: Tables, optimizer: str, batch: int, rate: float) -> Curve:
-    """Empty where there was no such run."""
-    found: dict[int, list[float]] = {}
+def curves_of(tables: Tables, optimizer: str, batch: int, rate: float) -> dict[int, Curve]:
+    """By seed; empty where there was no such run."""
+    found: dict[int, Curve] = {}
     for row in tables.get("curves", []):
         if (row["optimizer"], row["batch"], row["rate"]) == (optimizer, batch, rate):
-            found.setdefault(row["examples_seen"], []).append(row["loss"])
-    return {seen: statistics.fmean(losses) for seen, losses in found.items()}
+            found.setdefault(row["seed"], {})[row["examples_seen"]] = row["loss"]
+    return found
+
+
+def mean_curve(curves: Mapping[int, Curve]) -> Curve:
+    """Over the seeds.
+
+    >>> mean_curve({0: {16: 2.0, 32: 1.5}, 1: {16: 3.0, 32: 2.5}})
+    {16: 2.5, 32: 2.0}
+    """
+    seen = next(iter(curves.values()), {})
+    return {x: statistics.fmean(curve[x] for curve in curves.values()) for x in seen}
 
 
 def distance(curve: Curve, reference: Curve) -> float:
@@ -140,15 +149,24 @@ def distance(curve: Curve, reference: Curve) -> float:
     return statistics.fmean(abs(curve[seen] - reference[seen]) for seen in settled)
 
 
-def distances(tables: Tables, optimizer: str, rule: str, share: float) -> dict[int, float]:
-    """How far the curves of a rule are from the reference, by batch size."""
+def distances(tables: Tables, optimizer: str, rule: str, share: float) -> dict[int, dict[int, float]]:
+    """How far the curves of a rule are from the reference, by batch size and seed."""
     tuned = tune(tables).get(optimizer)
     if tuned is None:
         return {}
-    reference = curve_of(tables, optimizer, REFERENCE, rate_by(rule, share * tuned, REFERENCE))
     batches = sorted({row["batch"] for row in tables.get("curves", [])})
-    curves = {batch: curve_of(tables, optimizer, batch, rate_by(rule, share * tuned, batch)) for batch in batches}
-    return {batch: distance(curve, reference) for batch, curve in curves.items() if curve and reference}
+    curves = {batch: curves_of(tables, optimizer, batch, rate_by(rule, share * tuned, batch)) for batch in batches}
+    reference = curves.get(REFERENCE, {})
+    found = {
+        batch: {seed: distance(curve, reference[seed]) for seed, curve in of_seeds.items() if seed in reference}
+        for batch, of_seeds in curves.items()
+    }
+    return {batch: of_seeds for batch, of_seeds in found.items() if of_seeds}
+
+
+def mean_distances(tables: Tables, optimizer: str, rule: str, share: float) -> dict[int, float]:
+    found = distances(tables, optimizer, rule, share)
+    return {batch: statistics.fmean(of_seeds.values()) for batch, of_seeds in found.items()}
 
 
 def holds_between(found: Mapping[int, float]) -> tuple[int, int]:
@@ -170,7 +188,7 @@ def holds_between(found: Mapping[int, float]) -> tuple[int, int]:
 
 def judge(tables: Tables) -> list[Finding]:
     found = {
-        (optimizer, rule, share): distances(tables, optimizer, rule, share)
+        (optimizer, rule, share): mean_distances(tables, optimizer, rule, share)
         for optimizer, rule, share in itertools.product(OPTIMIZERS, RULES, TUNED_SHARES)
     }
     known = [
@@ -235,7 +253,7 @@ def _draw_curves(tables: Tables) -> Any:
     for axes_row, rule in zip(grid, RULES, strict=True):
         for axes, optimizer in zip(axes_row, shown, strict=True):
             for number, batch in enumerate(batches):
-                curve = curve_of(tables, optimizer, batch, rate_by(rule, tuned.get(optimizer, 0.0), batch))
+                curve = mean_curve(curves_of(tables, optimizer, batch, rate_by(rule, tuned.get(optimizer, 0.0), batch)))
                 axes.plot(list(curve), list(curve.values()), label=f"B = {batch}", **graded_style(number, len(batches)))
             axes.set(title=f"{optimizer}, {rule}", xlabel="examples seen", ylabel="training loss (nats)")
     grid[0][-1].legend(frameon=False, fontsize="small", ncols=2)
@@ -250,8 +268,8 @@ def _draw_distances(tables: Tables) -> Any:
         for number, (rule, share) in enumerate(looks):
             found = distances(tables, optimizer, rule, share)
             if found:
-                label = f"{rule}, {share:g} of the tuned rate"
-                axes.plot(list(found), list(found.values()), label=label, **style(number))
+                losses = {batch: list(of_seeds.values()) for batch, of_seeds in found.items()}
+                draw_losses(axes, losses, label=f"{rule}, {share:g} of the tuned rate", **style(number))
         axes.axhline(TOLERANCE, color="gray", linewidth=0.8)
         axes.set(title=optimizer, xlabel="batch size B", ylabel=f"distance from B = {REFERENCE} (nats)", xscale="log")
         axes.set(yscale="symlog")
@@ -263,13 +281,14 @@ def _draw_distances(tables: Tables) -> Any:
 _COMPARED = (
     "Adam and its micro variants train a two-layer transformer on the bytes of Python's standard library, 32 at a "
     "time, with batches of 2 to 512 examples and the same number of examples in all. The rate is tuned at a batch of "
-    f"{REFERENCE} (one seed), and grows from there by η ∝ √B or by η ∝ B; the same again from a quarter of the tuned "
-    "rate. It rises for a tenth of the training and then falls linearly to zero."
+    f"{REFERENCE} (one seed), and grows from there by η ∝ √B or by η ∝ B, with three seeds; the same again, with one, "
+    "from a quarter of the tuned rate. It rises for a tenth of the training and then falls linearly to zero."
 )
 _DISTANCE = (
     "A rule is right where the losses against the examples seen are the same for all batch sizes. The distance is the "
-    f"mean difference, in nats, from the curve at {REFERENCE}, over the last three quarters of the training; a rule "
-    f"holds as long as that is at most {TOLERANCE}. Our sources name neither a measure nor a tolerance: both are ours."
+    f"mean difference, in nats, from the same seed's curve at {REFERENCE}, over the last three quarters of the "
+    f"training; error bars are standard deviations over the seeds. A rule holds as long as the mean is at most "
+    f"{TOLERANCE}. Our sources name neither a measure nor a tolerance: both are ours."
 )
 
 EXPERIMENT = Experiment(

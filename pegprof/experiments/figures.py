@@ -37,7 +37,7 @@ def name_ticks(axes: Any, at: Sequence[float]) -> None:
         axes.set_xlim(min(at) * 0.8 if min(at) else -0.2, max(at) * 1.25)
 
 
-def draw_losses(axes: Any, losses: Mapping[float, Sequence[float]], **look: Any) -> None:
+def draw_losses(axes: Any, losses: Mapping[Any, Sequence[float]], **look: Any) -> None:
     """A line through the means of the seeds, with their standard deviations as error bars."""
     means = [statistics.fmean(values) for values in losses.values()]
     spreads = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in losses.values()]

@@ -12,6 +12,7 @@ from concurrent import futures
 
 from pegprof.errors import ExitCode, PegprofError
 from pegprof.experiments.base import Run, Tables
+from pegprof.profiling import targets
 
 
 def measure_side_by_side(
@@ -56,7 +57,4 @@ def _prepare_worker(compiled: str) -> None:
     """Before JAX is imported: one thread, death by Ctrl-C without a word, and no talk of libraries among ours."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["NPROC"] = "1"  # what XLA takes for the number of cores
+    os.environ |= {**targets.sharing(compiled), "JAX_PLATFORMS": "cpu", "NPROC": "1"}  # XLA's number of cores

@@ -1,6 +1,7 @@
 """Asking children about a model, each in a fresh process with the environment of its target."""
 
 import dataclasses
+import tempfile
 import threading
 from typing import Any
 
@@ -51,7 +52,11 @@ class Compiled:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Asker:
-    """Whoever asks: for what settings, telling whom. A ``problem`` that only this process knows is asked about here."""
+    """Whoever asks: for what settings, telling whom. A ``problem`` that only this process knows is asked about here.
+
+    A program that a child has compiled for the device that is here is not compiled again by the one that runs it: they
+    share a folder, which is empty at first, so that the time of the first compile is that of a compile.
+    """
 
     settings: Settings
     talk: Talk
@@ -59,12 +64,16 @@ class Asker:
     problem: Problem | None = None
     stop: threading.Event = dataclasses.field(default_factory=threading.Event)  # ends all that children are doing
     _ready: dict[str, Worker] = dataclasses.field(default_factory=dict, init=False)  # by target
+    _programs: "tempfile.TemporaryDirectory[str]" = dataclasses.field(
+        default_factory=lambda: tempfile.TemporaryDirectory(prefix="pegprof-", ignore_cleanup_errors=True), init=False
+    )
 
     def start(self, target: Target, *files: int) -> Worker:
         """Somebody who does jobs, and has some open files too."""
         if self.problem:
             return here.Here(self.problem, talk=self.talk)
-        return Child(target.environment, talk=self.talk, files=files, debug=self.debug)
+        shared = targets.sharing(self._programs.name) if target.runs else {}
+        return Child({**target.environment, **shared}, talk=self.talk, files=files, debug=self.debug)
 
     def ask(
         self, job: str, target: Target, *, limit_s: float = LIMIT_S, then: Target | None = None, **fields: Any
@@ -103,6 +112,7 @@ class Asker:
         """Ends those who are ready, and were not asked."""
         while self._ready:
             self._ready.popitem()[1].close()
+        self._programs.cleanup()
 
     def compile(
         self,

@@ -5,6 +5,7 @@ surgery as many as the planner chose for the first batch that was tried. What is
 whoever has waited long enough keeps it.
 """
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -76,9 +77,10 @@ def check_fit(settings: Settings, target: Target, *, talk: Talk, save: Save, deb
     """Whether the methods fit at the one batch size of the settings."""
     session = _start(settings, target, talk=talk, save=save, debug=debug)
     (batch,) = settings.batches
-    for method in settings.methods:
-        session.compile(batch, method, target)
-        save(session.result())
+    with contextlib.closing(session.asker):
+        for method in settings.methods:
+            session.compile(batch, method, target)
+            save(session.result())
     return Fit(result=_finish(session), batch=batch)
 
 
@@ -87,7 +89,7 @@ def find_largest(settings: Settings, target: Target, *, most: int, talk: Talk, s
     session = _start(settings, target, talk=talk, save=save, debug=debug)
     saving = threading.Lock()
     searches = [_Search(session, target, method, most=most, saving=saving) for method in settings.methods]
-    with futures.ThreadPoolExecutor(AT_ONCE) as pool:
+    with contextlib.closing(session.asker), futures.ThreadPoolExecutor(AT_ONCE) as pool:
         try:
             answers = _wait_for([pool.submit(search.run) for search in searches])
         except BaseException:  # Ctrl-C: the children shall not be waited for

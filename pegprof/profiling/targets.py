@@ -48,8 +48,18 @@ ACCELERATORS = (
 )
 
 
-# A compilation cache would make compile_s a matter of luck; preallocation would hide what a GPU has free.
+# The user's compilation cache would make compile_s a matter of luck; preallocation would hide what a GPU has free.
 ENVIRONMENT = {"JAX_ENABLE_COMPILATION_CACHE": "false", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+
+
+def sharing(folder: str) -> dict[str, str]:
+    """The environment of processes that find there what one of them has compiled."""
+    return {
+        "JAX_ENABLE_COMPILATION_CACHE": "true",
+        "JAX_COMPILATION_CACHE_DIR": folder,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,21 @@ def test_then_both_rules_start_from_the_tuned_rate_and_from_a_quarter_of_it():
     of_512 = {run.settings["rate"] for run in runs if run.settings["batch"] == 512}
     assert of_512 == {rate_by(rule, base, 512) for rule in RULES for base in (4e-3, 1e-3)}
     assert {run.settings["batch"] for run in runs} == set(BATCHES)
-    assert {run.settings["seed"] for run in runs if run.settings["batch"] == 2} == {0, 1, 2}
+    seeds = {(run.settings["rate"], run.settings["seed"]) for run in runs if run.settings["batch"] == 2}
+    assert {seed for rate, seed in seeds if rate == rate_by("η ∝ B", 4e-3, 2)} == {0, 1, 2}
+    assert {seed for rate, seed in seeds if rate == rate_by("η ∝ B", 1e-3, 2)} == {0}, "one shall do for the quarter"
+
+
+def test_a_curve_is_compared_with_the_reference_of_its_own_seed():
+    rate = rate_by("η ∝ B", 4e-3, 32)
+    rows = [
+        row("adam", batch, at, seed=seed, examples_seen=512 * i, loss=2.0 + seed + apart)
+        for batch, at, apart in ((REFERENCE, 4e-3, 0.0), (32, rate, 0.25))
+        for seed in (0, 1)
+        for i in range(1, 17)
+    ]
+    found = batch_scaling.distances({"final": sweep(best=4e-3), "curves": rows}, "adam", "η ∝ B", 1.0)
+    assert found == {REFERENCE: {0: 0.0, 1: 0.0}, 32: {0: 0.25, 1: 0.25}}
 
 
 def test_a_tuned_rate_is_of_the_first_seed_whatever_the_others_found():

@@ -34,7 +34,8 @@ def empty_cache(monkeypatch, tmp_path):
 
 def compile_for(name, method="grad", batch=4, settings=SETTINGS, capacity_bytes=None):
     target = absent_target(DEVICES[name])
-    return Asker(settings=settings, talk=Silence()).compile(target, batch, method, capacity_bytes=capacity_bytes)[0]
+    with contextlib.closing(Asker(settings=settings, talk=Silence())) as asker:
+        return asker.compile(target, batch, method, capacity_bytes=capacity_bytes)[0]
 
 
 def request(name, **fields):

@@ -1,9 +1,11 @@
 """Real children, real models, everything that can go wrong in them. A child takes two or three seconds."""
 
+import contextlib
 import dataclasses
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import jax
@@ -14,10 +16,11 @@ import pytest
 import pegprof
 from pegprof.errors import ExitCode, PegprofError
 from pegprof.profiling import jobs
+from pegprof.profiling.asking import Asker
 from pegprof.profiling.measure import measure
 from pegprof.profiling.progress import Silence
 from pegprof.profiling.result import Result, Settings
-from pegprof.profiling.targets import cpu_target
+from pegprof.profiling.targets import cpu_target, host_target
 from tests.waiting import finish, living, wait_for
 
 MODELS = str(Path(__file__).with_name("models.py"))
@@ -182,3 +185,20 @@ def test_no_child_is_left_when_the_command_is_ended_by(how):
             parent.kill()
     wait_for(lambda: not living(children))
     assert parent.returncode == (ExitCode.INTERRUPTED if how == signal.SIGINT else -how)
+
+
+def test_a_program_is_compiled_once_and_read_back_by_the_child_that_runs_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    settings = Settings(model=f"{MODELS}:fine", batches=(4,), methods=("surgery",))
+    request = {**dataclasses.asdict(settings), "batch": 4, "method": "surgery", "capacity_bytes": None}
+    with contextlib.closing(Asker(settings=settings, talk=Silence())) as asker:
+        compiled, _ = asker.compile(host_target(), 4, "surgery", capacity_bytes=None)
+        (folder,) = tmp_path.iterdir()
+        programs = {path.name for path in folder.iterdir()}
+        with contextlib.closing(asker.start(host_target())) as bench:
+            bench.send("prepare", request)
+            answer = bench.receive(limit_s=600)
+        assert programs
+        assert {path.name for path in folder.iterdir()} == programs, "nothing new was compiled"
+    assert (answer["temp_bytes"], answer["peak_bytes"]) == (compiled.temp_bytes, compiled.peak_bytes)
+    assert not list(tmp_path.iterdir()), "nothing is left"
