@@ -161,9 +161,11 @@ def _judge_order(tables: Tables, ahead: str, behind: str, claim: str) -> Finding
     first, second = best(losses(tables, ahead)), best(losses(tables, behind))
     if first is None or second is None:
         return None
+    tried = {row["rate"] for row in tables["training"]}
     return Finding(
         claim=claim,
-        measured=f"held-out loss at the best rate: {ahead} {words_at(first)}, {behind} {words_at(second)}",
+        measured=f"held-out loss at the best rate: {ahead} {words_at(first, tried)}, "
+        f"{behind} {words_at(second, tried)}",
         verdict=is_ahead(first[1], second[1]),
     )
 

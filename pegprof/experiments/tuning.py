@@ -46,7 +46,13 @@ def words(values: Sequence[float]) -> str:
     return f"{statistics.fmean(values):.3f}{spread}"
 
 
-def words_at(found: tuple[float, Sequence[float]]) -> str:
-    """The same, with the learning rate."""
+def words_at(found: tuple[float, Sequence[float]], tried: Iterable[float] = ()) -> str:
+    """The same, with the learning rate; and a warning if that is at an end of those that were tried.
+
+    >>> words_at((0.01, [1.0, 1.0]), tried=[0.001, 0.01])
+    '1.000 ± 0.000 (η = 0.01, the largest tried, 2 seeds)'
+    """
     rate, values = found
-    return f"{words(values)} (η = {rate:g}, {len(values)} seeds)"
+    rates = sorted(tried) or [rate]
+    ends = {rates[-1]: ", the largest tried", rates[0]: ", the smallest tried"} if len(rates) > 1 else {}
+    return f"{words(values)} (η = {rate:g}{ends.get(rate, '')}, {len(values)} seeds)"

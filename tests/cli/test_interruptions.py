@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import signal
 
 import psutil
@@ -91,6 +92,17 @@ def test_ctrl_c_during_a_fit_leaves_no_process_and_keeps_the_rows_found_so_far(p
     rows = list(csv.DictReader(io.StringIO(file.read_text())))
     assert [int(row["batch"]) for row in rows if row["method"] == "grad"] == [64]
     assert {row["status"] for row in rows} == {"ok"}  # none is failed because it was stopped
+
+
+@pytest.mark.slow
+def test_ctrl_c_during_an_experiment_leaves_no_process_and_keeps_the_runs_that_are_finished(pegprof_in):
+    pytest.importorskip("sklearn")
+    runs = pegprof_in.folder / "reports/sign-placement-quick/runs"
+    with pegprof_in.start("experiment", "sign-placement", "--quick") as process:
+        stdout, stderr = stop_when(process, lambda: list(runs.glob("*.json")))
+    assert (process.returncode, stdout) == (ExitCode.INTERRUPTED, "")
+    assert "Traceback" not in stderr
+    assert all(json.loads(file.read_text())["tables"] for file in runs.iterdir())  # whole, and no draft
 
 
 def test_a_method_that_crashes_is_a_failed_row_and_exit_code_3(pegprof_in):

@@ -71,7 +71,7 @@ def test_the_order_is_judged_at_each_ones_best_rate_with_all_its_seeds():
     rows += [training("micro_adam", 8e-3, 0, 0.5)]  # one lucky seed at a rate that the others did not run
     (finding,) = [finding for finding in judge({"training": rows}) if finding.claim == "Adam is ahead of micro_adam"]
     assert finding.verdict == "agrees"
-    assert finding.measured.endswith("micro_adam 1.200 ± 0.010 (η = 0.004, 3 seeds)")
+    assert finding.measured.endswith("micro_adam 1.200 ± 0.010 (η = 0.004, the smallest tried, 3 seeds)")
 
 
 @pytest.mark.parametrize(

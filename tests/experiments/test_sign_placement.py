@@ -81,7 +81,9 @@ def test_each_sign_is_judged_at_its_own_best_rate():
     tables = {"training": rows("sign_ema", [1.0, 1.1]) + rows("sign_ema", [9.0, 9.0], rate=1e-2)}
     tables["training"] += rows("micro_sign_sgd", [5.0, 5.0]) + rows("micro_sign_sgd", [2.0, 2.1], rate=1e-2)
     (finding,) = judge(tables)
-    assert "1.050 ± 0.071 (η = 0.001, 2 seeds) against 2.050 ± 0.071 (η = 0.01, 2 seeds)" in finding.measured
+    late, early = finding.measured.split(" against ")
+    assert late.endswith("1.050 ± 0.071 (η = 0.001, the smallest tried, 2 seeds)")
+    assert early == "2.050 ± 0.071 (η = 0.01, the largest tried, 2 seeds)"
 
 
 def test_the_figures_have_axes_with_names_and_a_line_for_each_sign():
