@@ -10,6 +10,7 @@ from typing import Any
 
 from pegprof.experiments.base import Experiment, Finding, Run, Tables
 from pegprof.experiments.figures import make_panels
+from pegprof.profiling.units import format_bytes
 
 OPTIMIZER = "micro_adam"
 WAYS: Mapping[str, str] = {"grad": "Adam", "vmap": "MicroAdam, vmap", "surgery": "MicroAdam, surgery"}
@@ -25,7 +26,6 @@ QUICK: Mapping[str, Any] = {
 }
 NEAR = 1.05  # a ratio of bytes up to this is "no more"
 PAPER_TIME, TIME_TOLERANCE = 1.17, 0.1  # what the paper has for vmap's time on an accelerator
-GIB = 2**30
 
 
 def make_runs(quick: bool, tables: Tables) -> list[Run]:
@@ -72,8 +72,8 @@ def _judge_activations(rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
     if not known:
         return []
     shares = "; ".join(
-        f"{row['target']}: {row['activation_bytes_per_example'] / 2**20:.0f} MiB for each example against "
-        f"{row['parameter_bytes'] / 2**20:.0f} MiB of parameters"
+        f"{row['target']}: {format_bytes(row['activation_bytes_per_example'])} for each example against "
+        f"{format_bytes(row['parameter_bytes'])} of parameters"
         for row in known
     )
     return [
@@ -95,8 +95,8 @@ def _judge_bytes(target: str, rows: Mapping[str, Mapping[str, Any]]) -> list[Fin
     return [
         Finding(
             claim=claims[method],
-            measured=f"{target}, batch {row['batch']}: {row['peak_bytes'] / GIB:.2f} GiB against "
-            f"{plain['peak_bytes'] / GIB:.2f} GiB, {row['peak_bytes'] / plain['peak_bytes']:.2f}x"
+            measured=f"{target}, batch {row['batch']}: {format_bytes(row['peak_bytes'])} against "
+            f"{format_bytes(plain['peak_bytes'])}, {row['peak_bytes'] / plain['peak_bytes']:.2f}x"
             + _temporaries(row, plain),
             verdict="agrees" if row["peak_bytes"] <= NEAR * plain["peak_bytes"] else "disagrees",
         )
@@ -113,17 +113,19 @@ def _temporaries(row: Mapping[str, Any], plain: Mapping[str, Any]) -> str:
 def _judge_time(target: str, rows: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
     """Where something was run."""
     ratios = {method: rows[method]["time_ratio"] for method in ("vmap", "surgery") if method in rows}
-    if None in ratios.values() or not ratios:
-        return []
+    claims = {"vmap": "MicroAdam by vmap takes 17% more time than Adam", "surgery": "by surgery almost no more"}
+    near = {
+        "vmap": lambda ratio: abs(ratio - PAPER_TIME) <= TIME_TOLERANCE,
+        "surgery": lambda ratio: ratio <= NEAR,
+    }
     return [
         Finding(
-            claim="vmap takes 17% more time, surgery almost none",
-            measured=f"a step on {target}, batch {rows['grad']['time_batch']}: "
-            + ", ".join(f"{method} {ratio:.2f}x of Adam's" for method, ratio in ratios.items()),
-            verdict="agrees"
-            if abs(ratios["vmap"] - PAPER_TIME) <= TIME_TOLERANCE and ratios["surgery"] <= NEAR
-            else "disagrees",
+            claim=claims[method],
+            measured=f"a step on {target}, batch {rows[method]['time_batch']}: {ratio:.2f}x of Adam's",
+            verdict="agrees" if near[method](ratio) else "disagrees",
         )
+        for method, ratio in ratios.items()
+        if ratio is not None
     ]
 
 
@@ -132,18 +134,19 @@ def draw(tables: Tables) -> dict[str, Any]:
     rows = [row for row in tables.get("memory", []) if row["peak_bytes"]]
     targets = list(dict.fromkeys(row["target"] for row in rows))
     figure, panels = make_panels(max(1, len(targets)))
+    unit, unit_bytes = ("GiB", 2**30) if any(row["peak_bytes"] > 2**30 for row in rows) else ("MiB", 2**20)
     for axes, target in zip(panels, targets, strict=False):
         shown = [row for row in rows if row["target"] == target]
-        temporaries = [(row["temp_bytes"] or 0) / GIB for row in shown]
-        kept = [row["peak_bytes"] / GIB - temporary for row, temporary in zip(shown, temporaries, strict=True)]
+        temporaries = [(row["temp_bytes"] or 0) / unit_bytes for row in shown]
+        kept = [row["peak_bytes"] / unit_bytes - temporary for row, temporary in zip(shown, temporaries, strict=True)]
         labels = [WAYS[row["method"]].replace(", ", ",\n") for row in shown]
         axes.bar(labels, kept, color="#0072B2", label="parameters, state, results", width=0.6)
         axes.bar(labels, temporaries, bottom=kept, color="#E69F00", hatch="//", label="temporaries", width=0.6)
-        measured = [row["host_peak_bytes"] / GIB if row["host_peak_bytes"] else None for row in shown]
+        measured = [row["host_peak_bytes"] / unit_bytes if row["host_peak_bytes"] else None for row in shown]
         if all(measured):
             axes.plot(labels, measured, "kD", label="measured peak")
-        axes.set(title=f"{target}, batch {shown[0]['batch']}", ylabel="memory (GiB)")
-        axes.margins(y=0.25)
+        axes.set(title=f"{target}, batch {shown[0]['batch']}", ylabel=f"memory ({unit})")
+        axes.margins(y=0.4)  # room for the legend
         axes.legend(frameon=False, fontsize="small", loc="upper left")
     return {"memory": figure}
 
