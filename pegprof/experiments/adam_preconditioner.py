@@ -30,7 +30,7 @@ SPIKE, BEFORE = 0.5, 20  # a spike is so many nats above the mean of so many ste
 SHOWN = 1.0  # nats above the lowest loss, in the figure
 FULL: Mapping[str, Any] = {
     "steps": 800,
-    "rates": (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
+    "rates": (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2),
     "seeds": (0, 1, 2),
     "batches": 32,
 }

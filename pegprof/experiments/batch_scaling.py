@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegprof.experiments.base import Experiment, Finding, Rows, Run, Tables
-from pegprof.experiments.figures import draw_losses, graded_style, make_grid, make_panels, name_ticks, style
-from pegprof.experiments.tuning import best, bound, by_rate
+from pegprof.experiments.figures import draw_losses, focus, graded_style, make_grid, make_panels, name_ticks, style
+from pegprof.experiments.tuning import best, bound, by_rate, words_of_rate
 
 TASK = "short-bytes"
 OPTIMIZERS = ("adam", "micro_adam", "micro_adam_var", "micro_adam_msq")
@@ -25,10 +25,12 @@ SETTLED = 4  # of them, from which on curves are compared: before that they hang
 TOLERANCE = 0.1  # nats, on average over these points, by which a curve may differ from the reference
 BREAK = 128  # where our sources expect the rules to stop
 WARMUP = 0.1
+SHOWN = 4.0  # nats above the lowest loss, in the figure
+DISTANCES = (0.0, 0.05, 0.1, 0.3, 1.0, 3.0, 10.0)  # with a tick
 FULL: Mapping[str, Any] = {
     "examples": 8192,
     "batches": (2, 4, 8, 16, 32, 64, 128, 256, 512),
-    "rates": (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
+    "rates": (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2),
     "seeds": {1.0: (0, 1, 2), 0.25: (0,)},
     "optimizers": OPTIMIZERS,
 }
@@ -197,7 +199,7 @@ def judge(tables: Tables) -> list[Finding]:
         if all(len(found[optimizer, rule, share]) > 1 for rule in RULES)  # more than the reference
     ]
     return [
-        *(_judge_rule(found, optimizer, share) for share, optimizer in known),
+        *(_judge_rule(found, optimizer, share, _words_of_tuned(tables, optimizer)) for share, optimizer in known),
         *(_judge_break(found, share) for share in TUNED_SHARES if (share, "micro_adam") in known),
     ]
 
@@ -205,19 +207,26 @@ def judge(tables: Tables) -> list[Finding]:
 Found = Mapping[tuple[str, str, float], Mapping[int, float]]
 
 
-def _judge_rule(found: Found, optimizer: str, share: float) -> Finding:
-    """Which of the two rules keeps the curves nearer together over all batch sizes."""
+def _words_of_tuned(tables: Tables, optimizer: str) -> str:
+    swept = [row for row in tables["final"] if row["batch"] == REFERENCE and row["seed"] == SWEPT]
+    return words_of_rate(tune(tables)[optimizer], by_rate(swept, optimizer=optimizer))
+
+
+def _judge_rule(found: Found, optimizer: str, share: float, tuned: str) -> Finding:
+    """Which of the two rules keeps the curves nearer together over the batch sizes that are said to have one."""
     expected, other = ("η ∝ √B", "η ∝ B") if optimizer == "adam" else ("η ∝ B", "η ∝ √B")
-    mean = {rule: statistics.fmean(found[optimizer, rule, share].values()) for rule in RULES}
+    below = {rule: {b: far for b, far in found[optimizer, rule, share].items() if b < BREAK} for rule in RULES}
+    mean = {rule: statistics.fmean(below[rule].values()) for rule in RULES}
     spans = {rule: holds_between(found[optimizer, rule, share]) for rule in RULES}
     measured = "; ".join(
-        f"{rule}: {mean[rule]:.3f} nats on average, within {TOLERANCE} for B = {spans[rule][0]} to {spans[rule][1]}"
+        f"{rule}: {mean[rule]:.3f} nats on average below B = {BREAK}, within {TOLERANCE} for B = "
+        f"{spans[rule][0]} to {spans[rule][1]}"
         for rule in (expected, other)
     )
     apart = mean[other] - mean[expected]
     return Finding(
         claim=f"curves of {optimizer} are the same over batch sizes under {expected}",
-        measured=f"from {share:g} of the tuned rate, distance from the curve of B = {REFERENCE}, {measured}",
+        measured=f"from {share:g} of the tuned rate ({tuned}), distance from the curve of B = {REFERENCE}, {measured}",
         verdict="does not show" if abs(apart) < TOLERANCE / 10 else "agrees" if apart > 0 else "disagrees",
     )
 
@@ -256,7 +265,10 @@ def _draw_curves(tables: Tables) -> Any:
                 curve = mean_curve(curves_of(tables, optimizer, batch, rate_by(rule, tuned.get(optimizer, 0.0), batch)))
                 axes.plot(list(curve), list(curve.values()), label=f"B = {batch}", **graded_style(number, len(batches)))
             axes.set(title=f"{optimizer}, {rule}", xlabel="examples seen", ylabel="training loss (nats)")
-    grid[0][-1].legend(frameon=False, fontsize="small", ncols=2)
+            focus(axes, min(row["loss"] for row in tables["curves"]), SHOWN)
+    figure.legend(
+        *grid[0][0].get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=len(batches)
+    )
     return figure
 
 
@@ -272,9 +284,11 @@ def _draw_distances(tables: Tables) -> Any:
                 draw_losses(axes, losses, label=f"{rule}, {share:g} of the tuned rate", **style(number))
         axes.axhline(TOLERANCE, color="gray", linewidth=0.8)
         axes.set(title=optimizer, xlabel="batch size B", ylabel=f"distance from B = {REFERENCE} (nats)", xscale="log")
-        axes.set(yscale="symlog")
+        axes.set_yscale("symlog", linthresh=TOLERANCE)  # up to the tolerance in a line, from there on by powers
+        axes.set_yticks(DISTANCES, [f"{distance:g}" for distance in DISTANCES])
+        axes.set_ylim(-TOLERANCE / 4, DISTANCES[-1])
         name_ticks(axes, sorted({row["batch"] for row in tables.get("curves", [])}))
-    panels[0].legend(frameon=False, fontsize="small")
+    figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=len(looks))
     return figure
 
 

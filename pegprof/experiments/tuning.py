@@ -53,6 +53,10 @@ def words_at(found: tuple[float, Sequence[float]], tried: Iterable[float] = ()) 
     '1.000 ± 0.000 (η = 0.01, the largest tried, 2 seeds)'
     """
     rate, values = found
+    return f"{words(values)} ({words_of_rate(rate, tried)}, {len(values)} seeds)"
+
+
+def words_of_rate(rate: float, tried: Iterable[float]) -> str:
     rates = sorted(tried) or [rate]
     ends = {rates[-1]: ", the largest tried", rates[0]: ", the smallest tried"} if len(rates) > 1 else {}
-    return f"{words(values)} (η = {rate:g}{ends.get(rate, '')}, {len(values)} seeds)"
+    return f"η = {rate:g}{ends.get(rate, '')}"
