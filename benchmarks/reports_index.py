@@ -14,6 +14,7 @@ import typer
 from benchmarks.command import run_command, say
 from pegprof.errors import PegprofError
 
+VERDICTS = ("agrees", "disagrees", "does not show")
 ROOT = Path(__file__).parent.parent
 HEAD = """# Reports
 
@@ -65,8 +66,8 @@ def render_index(folder: Path) -> str:
 def _render_experiment(page: Path) -> str:
     """Its title, and how its findings stand."""
     text = page.read_text(encoding="utf-8")
-    verdicts = re.findall(r"\| (agrees|disagrees|does not show) \|$", text, re.MULTILINE)
-    counts = ", ".join(f"{verdicts.count(each)} {each}" for each in dict.fromkeys(verdicts))
+    verdicts = re.findall(rf"\| ({'|'.join(VERDICTS)}) \|$", text, re.MULTILINE)
+    counts = ", ".join(f"{verdicts.count(each)} × {each}" for each in VERDICTS if each in verdicts)
     title = text.splitlines()[0].removeprefix("# ")
     return f"- [{title}]({page.parent.name}/README.md), `pegprof experiment {page.parent.name}`: {counts}"
 

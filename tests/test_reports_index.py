@@ -30,7 +30,7 @@ def test_an_experiment_has_its_title_and_the_count_of_its_verdicts(folder):
     assert "None yet." in render_index(folder)
     (folder / "signs").mkdir()
     (folder / "signs" / "README.md").write_text(PAGE)
-    assert "- [A title](signs/README.md), `pegprof experiment signs`: 1 agrees, 1 disagrees" in render_index(folder)
+    assert "- [A title](signs/README.md), `pegprof experiment signs`: 1 × agrees, 1 × disagrees" in render_index(folder)
 
 
 def test_a_report_without_a_source_is_an_error(folder):

@@ -294,7 +294,8 @@ def _draw_distances(tables: Tables) -> Any:
 
 _COMPARED = (
     "Adam and its micro variants train a two-layer transformer on the bytes of Python's standard library, 32 at a "
-    "time, with batches of 2 to 512 examples and the same number of examples in all. The rate is tuned at a batch of "
+    f"time, with batches of 2 to 512 examples and {FULL['examples']} examples in all: at a batch of 512 these are no "
+    f"more than {FULL['examples'] // 512} steps, which no rate makes up for. The rate is tuned at a batch of "
     f"{REFERENCE} (one seed), and grows from there by η ∝ √B or by η ∝ B, with three seeds; the same again, with one, "
     "from a quarter of the tuned rate. It rises for a tenth of the training and then falls linearly to zero."
 )
