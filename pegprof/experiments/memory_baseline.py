@@ -68,20 +68,16 @@ def judge(tables: Tables) -> list[Finding]:
 
 
 def _judge_activations(rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    known = [row for row in rows if row["activations_dominate"] is not None and row["method"] == "grad"]
-    if not known:
-        return []
-    shares = "; ".join(
-        f"{row['target']}: {format_bytes(row['activation_bytes_per_example'])} for each example against "
-        f"{format_bytes(row['parameter_bytes'])} of parameters"
-        for row in known
-    )
+    """Whether an example's activations outweigh its gradient, which has the size of the parameters."""
     return [
         Finding(
-            claim="activations, not parameters, dominate a transformer's memory",
-            measured=shares,
-            verdict="agrees" if all(row["activations_dominate"] for row in known) else "disagrees",
+            claim="an example's activations, not its gradient, dominate memory",
+            measured=f"{row['target']}: {format_bytes(row['activation_bytes_per_example'])} against "
+            f"{format_bytes(row['parameter_bytes'])}",
+            verdict="agrees" if row["activations_dominate"] else "disagrees",
         )
+        for row in rows
+        if row["activations_dominate"] is not None and row["method"] == "grad"
     ]
 
 
