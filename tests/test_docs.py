@@ -90,14 +90,26 @@ def test_the_readme_shows_the_run_that_is_on_record():
     assert record.with_suffix(".csv").read_text(encoding="utf-8") == FORMATS["csv"](result)
 
 
+def costs_of_surgery(report):
+    with (ROOT / "reports" / report).open(newline="") as file:
+        return {row["model"]: row for row in csv.DictReader(file) if row["method"] == "surgery"}
+
+
 def test_the_readme_shows_the_costs_that_are_on_record():
-    with (ROOT / "reports" / "engine.csv").open(newline="") as file:
-        recorded = {row["model"]: row for row in csv.DictReader(file) if row["method"] == "surgery"}
+    recorded = costs_of_surgery("engine.csv")
     table = re.search(r"<!-- engine -->\n(.*?)\n\n", README, re.DOTALL).group(1)
     shown = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
     assert [(model, time, temp) for model, _, time, temp, _ in shown] == [
         (model, f"{float(row['time_ratio']):.2f}", f"{float(row['temp_ratio']):.2f}") for model, row in recorded.items()
     ]
+
+
+def test_the_readme_says_what_surgery_costs_beside_a_faster_gradient():
+    ratios = {model: float(row["time_ratio"]) for model, row in costs_of_surgery("engine-individual-dots.csv").items()}
+    words = re.search(
+        r"geometric mean is ([\d.]+), with ([\d.]+) for `cnn` and\n([\d.]+) for `resnet`", README
+    ).groups()
+    assert words == tuple(f"{ratios[model]:.2f}" for model in ("geometric mean", "cnn", "resnet"))
 
 
 def test_the_readme_lists_every_model_with_its_parameters():
