@@ -220,8 +220,8 @@ def _judge_rule(found: Found, optimizer: str, share: float, tuned: str) -> Findi
     overall = {rule: statistics.fmean(found[optimizer, rule, share].values()) for rule in RULES}
     spans = {rule: holds_between(found[optimizer, rule, share]) for rule in RULES}
     measured = "; ".join(
-        f"{rule}: {mean[rule]:.3f} nats on average below B = {BREAK} ({overall[rule]:.3f} over all), within {TOLERANCE} "
-        f"for B = {spans[rule][0]} to {spans[rule][1]}"
+        f"{rule}: {mean[rule]:.3f} nats on average below B = {BREAK} ({overall[rule]:.3f} over all), "
+        f"within {TOLERANCE} for B = {spans[rule][0]} to {spans[rule][1]}"
         for rule in (expected, other)
     )
     apart = mean[other] - mean[expected]
