@@ -96,7 +96,7 @@ def test_ctrl_c_during_a_fit_leaves_no_process_and_keeps_the_rows_found_so_far(p
 
 @pytest.mark.slow
 def test_ctrl_c_during_an_experiment_leaves_no_process_and_keeps_the_runs_that_are_finished(pegprof_in):
-    pytest.importorskip("sklearn")
+    pytest.importorskip("sklearn", reason="pip install -e '.[experiments]'")
     runs = pegprof_in.folder / "reports/sign-placement-quick/runs"
     with pegprof_in.start("experiment", "sign-placement", "--quick") as process:
         stdout, stderr = stop_when(process, lambda: list(runs.glob("*.json")))
