@@ -7,14 +7,15 @@ experiment is a folder with a page of its own.
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
 from benchmarks.command import run_command, say
 from pegprof.errors import PegprofError
+from pegprof.experiments.base import Verdict
 
-VERDICTS = ("agrees", "disagrees", "does not show")
+VERDICTS = get_args(Verdict)
 ROOT = Path(__file__).parent.parent
 HEAD = """# Reports
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 Rows = list[dict[str, Any]]  # of plain numbers and text, as JSON has them
 Tables = dict[str, Rows]
+Verdict = Literal["agrees", "disagrees", "does not show"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,7 @@ class Finding:
 
     claim: str
     measured: str
-    verdict: Literal["agrees", "disagrees", "does not show"]
+    verdict: Verdict
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,9 @@
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
+
+from pegprof.experiments.base import Verdict
 
 WORST = 10.0
 """The loss, in nats, that stands for anything above it and for what is no number. Who knows nothing has 5.5 at most."""
@@ -30,7 +32,7 @@ def best(losses: Mapping[float, Sequence[float]]) -> tuple[float, Sequence[float
     return min(losses.items(), key=lambda item: statistics.fmean(item[1])) if losses else None
 
 
-def is_ahead(first: Sequence[float], second: Sequence[float]) -> Literal["agrees", "disagrees", "does not show"]:
+def is_ahead(first: Sequence[float], second: Sequence[float]) -> Verdict:
     """Whether the first losses are the lower ones, on average and beyond chance. One seed has no spread: no verdict."""
     gap = statistics.fmean(second) - statistics.fmean(first)
     both = (first, second)
