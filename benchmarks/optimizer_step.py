@@ -21,7 +21,7 @@ from rich.table import Table
 import pegprof
 from benchmarks.command import make_console, run_command, say, write_csv
 from benchmarks.models import Model, find_models
-from benchmarks.timing import Program, Timing, compile_program, make_schedule, time_once, time_rounds
+from benchmarks.timing import Program, Timing, compile_program, race
 from pegprof import optimizers
 from pegprof.engine.statistics import resolve
 from pegprof.errors import ExitCode, PegprofError, nearest
@@ -99,14 +99,9 @@ def measure_model(
     for name, (opt, step) in steps.items():
         say(f"{model.name}, batch {model.batch}: compiling {name}")
         programs[name] = compile_program(step, params, opt.init(params), batch)
-    runs = {name: program.run for name, program in programs.items()}
-    for run in runs.values():
-        run()
-    warm_s = {name: time_once(run) for name, run in runs.items()}
-    schedule = make_schedule(warm_s, REFERENCE, rounds=rounds, seconds=SECONDS)
-    say(f"{model.name}, batch {model.batch}: {repeats} × {schedule.rounds} rounds")
-    timings = time_rounds(runs, REFERENCE, schedule, repeats)
-    return [_row(model, name, programs[name], timings[name], schedule.rounds) for name in steps]
+    timings = race(programs, REFERENCE, rounds=rounds, seconds=SECONDS, repeats=repeats)
+    done = timings[REFERENCE].runs // repeats
+    return [_row(model, name, programs[name], timings[name], done) for name in steps]
 
 
 def _row(model: Model, step: str, program: Program, timing: Timing, rounds: int) -> Row:

@@ -93,6 +93,17 @@ def make_schedule(warm_s: Mapping[str, float], reference: str, *, rounds: int | 
     return Schedule(rounds=chosen, every={name: min(chosen, n) for name, n in every.items()})
 
 
+def race(
+    programs: Mapping[str, Program], reference: str, *, rounds: int | None, seconds: float, repeats: int
+) -> dict[str, Timing]:
+    """Warm programs up and time them against one of them, in as many rounds as ``make_schedule`` says."""
+    runs = {name: program.run for name, program in programs.items()}
+    for run in runs.values():
+        run()
+    warm_s = {name: time_once(run) for name, run in runs.items()}
+    return time_rounds(runs, reference, make_schedule(warm_s, reference, rounds=rounds, seconds=seconds), repeats)
+
+
 def time_rounds(runs: Mapping[str, Run], reference: str, schedule: Schedule, repeats: int) -> dict[str, Timing]:
     """Time warm programs against a reference."""
     order = random.Random(0)

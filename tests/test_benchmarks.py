@@ -23,6 +23,7 @@ from benchmarks import (
     host_memory,
     models,
     optimizer_step,
+    paces,
     rates,
     timing,
     zoo_targets,
@@ -433,6 +434,17 @@ def test_optimizer_step_writes_a_row_for_each_step_and_checks_the_bar(linear, tm
     ]
     assert len(rows) == 8
     assert float(rows[0]["time_ratio"]) == 1.0
+
+
+def test_paces_are_timed_one_row_each_and_the_planner_has_chosen_one_of_them(linear, tmp_path):
+    path = tmp_path / "paces.csv"
+    result = invoke(paces, "--models", linear, "--batch", 4, "--rounds", 2, "--repeats", 1, "--csv", path)
+    assert result.exit_code == 0
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["microbatch_size"] for row in rows] == ["4", "2", "1"]
+    assert [row["chosen"] for row in rows].count("True") == 1
+    assert "choice ÷ best, geometric mean" in result.output
 
 
 def test_a_step_of_micro_adam_above_the_bar_is_missed_and_others_have_none():

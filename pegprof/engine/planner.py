@@ -25,8 +25,12 @@ from pegprof.engine.tails import Tail, example_dependent, variables
 from pegprof.engine.trace import Loss, Roles, Trace, trace_example
 from pegprof.errors import PegprofError
 
-WORTH_IT = 0.95
-"""Fewer examples at a time must promise at least this part of the time of all at once: an estimate is an estimate."""
+AS_FAST = 1.02
+"""Estimates of time that are this close do not tell two paces apart. Then memory does: it is not free."""
+
+REUSED_BYTES = 32 * 2**20
+"""What a program may allocate anew in every run at no cost: glibc hands out larger blocks as fresh pages, each of which
+the kernel has to clear. (Its largest M_MMAP_THRESHOLD, to which it moves by itself.)"""
 
 AS_MUCH_MEMORY = 1.1
 """On a CPU, where fewer examples at a time cost little, the body may take this much of the plain gradient's memory."""
@@ -146,12 +150,15 @@ def _halves(B: int) -> list[int]:
 
 
 def _best_pace(paces: Sequence[Pace], backend: str, memory_budget: int | None) -> Pace:
-    """The largest that fits the budget, on a CPU the fastest if that is worth it; if none fits, what needs least."""
+    """The largest that fits the budget, on a CPU the leanest of the fastest; if none fits, what needs least."""
     fitting = [pace for pace in paces if memory_budget is None or pace.bytes <= memory_budget]
     if not fitting:
         return min(paces, key=lambda pace: pace.bytes)
-    most, fastest = fitting[0], min(fitting, key=lambda pace: pace.seconds)
-    return fastest if backend == "cpu" and fastest.seconds < WORTH_IT * most.seconds else most
+    if backend != "cpu":
+        return fitting[0]
+    least_s = min(pace.seconds for pace in fitting)
+    fastest = [pace for pace in fitting if pace.seconds <= AS_FAST * least_s]
+    return min(fastest, key=lambda pace: (max(pace.bytes, REUSED_BYTES), -pace.microbatch_size))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

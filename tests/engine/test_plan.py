@@ -160,6 +160,22 @@ def test_what_is_not_a_plan_is_refused_in_words(text):
         Plan.from_json(text)
 
 
+def test_on_a_cpu_the_leanest_of_paces_that_are_as_fast_is_taken_if_memory_is_touched_anew_in_every_run():
+    plan = _plan_two_products(T=512, D=2048)
+    most, chosen = plan.paces[0], next(pace for pace in plan.paces if pace.microbatch_size == plan.microbatch_size)
+    assert chosen.seconds == pytest.approx(most.seconds, rel=0.02)
+    assert chosen.bytes < most.bytes / 10
+
+
+def test_on_a_cpu_a_program_of_a_few_mebibytes_finds_its_memory_warm_and_takes_the_fewest_steps():
+    assert _plan_two_products(T=64, D=128).microbatch_size == 64
+
+
+def _plan_two_products(*, T, D):
+    w, x = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((D, D), (64, T, D)))
+    return make_plan(lambda w, x: jnp.mean(jnp.square(jnp.tanh(x @ w) @ w)), w, x, backend="cpu")
+
+
 @pytest.mark.parametrize("backend", ["tpu", "gpu"])
 def test_off_the_cpu_a_budget_that_all_fit_into_changes_nothing(backend):
     """There fewer at a time are for want of memory only, whatever the rates say of speed."""
