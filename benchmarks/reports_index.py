@@ -17,6 +17,8 @@ from pegprof.experiments.base import Verdict
 
 VERDICTS = get_args(Verdict)
 ROOT = Path(__file__).parent.parent
+BY_USE = ("*-b[0-9]*-*.csv", "*-fit-*.csv", "*-quick")
+"""What the commands leave in a folder of this name when they are used: of record only if ``sources.toml`` says so."""
 HEAD = """# Reports
 
 Results of record: what a program in this repository wrote. `pegprof run` also writes its CSV to a folder of this name,
@@ -37,13 +39,14 @@ def render_index(folder: Path) -> str:
     sources = tomllib.loads((folder / "sources.toml").read_text(encoding="utf-8"))
     by_stem: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()):
-        if path.is_file() and path.name not in ("README.md", "sources.toml"):
+        is_index = path.name in ("README.md", "sources.toml")
+        if path.is_file() and not is_index and (path.stem in sources or not _is_by_use(path)):
             by_stem.setdefault(path.stem, []).append(path)
     if nameless := by_stem.keys() - sources.keys():
         raise PegprofError(f"nobody knows what made {', '.join(sorted(nameless))}", hint="say so in sources.toml")
     if lost := sources.keys() - by_stem.keys():
         raise PegprofError(f"sources.toml has {', '.join(sorted(lost))}, which are not there")
-    pages = sorted(folder.glob("*/README.md"))
+    pages = [page for page in sorted(folder.glob("*/README.md")) if not _is_by_use(page.parent)]
     return "\n".join(
         [
             HEAD,
@@ -62,6 +65,10 @@ def render_index(folder: Path) -> str:
             "",
         ]
     )
+
+
+def _is_by_use(path: Path) -> bool:
+    return any(path.match(pattern) for pattern in BY_USE)
 
 
 def _render_experiment(page: Path) -> str:

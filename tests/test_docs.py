@@ -77,7 +77,7 @@ def test_the_plan_in_the_readme_is_the_one_that_is_printed(capsys):
 
 
 def test_the_readme_shows_the_run_that_is_on_record():
-    record = ROOT / "reports" / "transformer-151m-b64-cpu.json"
+    record = ROOT / "reports" / "first-screen.json"
     result = Result.from_json(record.read_text(encoding="utf-8"))
     block = f"```console\n$ pegprof run transformer-151m --batch 64\n{result}\n```"
     shown = re.search(r"<!-- run:begin -->\n(.+)\n<!-- run:end -->", README, re.DOTALL).group(1)

@@ -39,6 +39,17 @@ def test_a_report_without_a_source_is_an_error(folder):
         render_index(folder)
 
 
+def test_what_the_commands_leave_there_when_they_are_used_is_no_result_of_record(folder):
+    before = render_index(folder)
+    (folder / "mlp-b64-cpu.csv").write_text("")
+    (folder / "mlp-fit-h100.csv").write_text("")
+    (folder / "signs-quick").mkdir()
+    (folder / "signs-quick" / "README.md").write_text(PAGE)
+    assert render_index(folder) == before
+    (folder / "sources.toml").write_text(SOURCES + SOURCES.replace("[engine]", "[mlp-b64-cpu]"))
+    assert "[mlp-b64-cpu.csv](mlp-b64-cpu.csv)" in render_index(folder)
+
+
 def test_a_source_without_a_report_is_an_error(folder):
     (folder / "engine.csv").unlink()
     with pytest.raises(PegprofError, match=r"sources\.toml has engine"):
