@@ -43,6 +43,7 @@ class Judged:
     grad_peak_bytes: int | None = None
     vmap_peak_ratio: float | None = None
     surgery_peak_ratio: float | None = None
+    surgery_microbatch_size: int | None = None
     reason: str = ""  # why something is not known
     jax: str | None = None
 
@@ -87,6 +88,7 @@ def summarise(result: Result) -> Judged:
         grad_peak_bytes=grad.peak_bytes,
         vmap_peak_ratio=vmap.peak_ratio,
         surgery_peak_ratio=surgery.peak_ratio,
+        surgery_microbatch_size=surgery.microbatch_size,
         reason="; ".join(failures),
         jax=grad.jax,
     )
@@ -121,6 +123,7 @@ _TABLE = (
     Column(header="T ≥ D for", cell=lambda judged: _share(judged.share_with_t_at_least_d)),
     Column(header="memory of vmap", cell=lambda judged: f"{format_ratio(judged.vmap_peak_ratio)} × grad"),
     Column(header="of surgery", cell=lambda judged: f"{format_ratio(judged.surgery_peak_ratio)} × grad"),
+    Column(header="at a time", cell=lambda judged: str(judged.surgery_microbatch_size or UNKNOWN)),
 )
 
 
@@ -131,7 +134,8 @@ def render(judged: Sequence[Judged], batch: int) -> str:
         "",
         f"By `python benchmarks/zoo_verdicts.py --batch {batch}`. Activations of one example: the slope of the plain",
         "gradient's temporaries, by XLA. T ≥ D, the paper's rule: for which part of the parameters in matrices.",
-        f"The methods are compared at batch {batch}. Nothing was run.",
+        f"The methods are compared at batch {batch}; surgery takes as many examples at a time as the planner finds best",
+        "in the memory that was free. Nothing was run.",
         "",
         *table(_TABLE, judged),
         "",

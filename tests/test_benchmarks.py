@@ -307,6 +307,7 @@ def test_zoo_verdicts_writes_the_verdict_or_why_there_is_none(linear, tmp_path):
         "parameters",  # T = 1, D = 2
     )
     assert float(first["vmap_peak_ratio"]) > 0
+    assert first["surgery_microbatch_size"] == "4"
     assert (second["dominates"], second["reason"]) == ("", "there is no model 'no-such-model'")
     text = files["markdown"].read_text(encoding="utf-8")
     assert "| linear | 8 | 32 B |" in text
