@@ -7,10 +7,10 @@ the start, but as differentiated their last step stands with the lookup's gradie
 import dataclasses
 from collections.abc import Collection, Iterable
 
-from pegprof.engine.jaxpr import Atom, JaxprEqn, Var, dtype_of
+from pegprof.engine.jaxpr import Atom, JaxprEqn, Var
 from pegprof.engine.sites import Cut, EarlyPart, InnerLoop, Site
 from pegprof.engine.strategies.late import LATE, Halves
-from pegprof.engine.tails import variables
+from pegprof.engine.tails import is_number, variables
 
 Step = JaxprEqn | Site | EarlyPart | InnerLoop
 
@@ -52,8 +52,8 @@ def with_early_parts(cut: Cut) -> Cut:
 
 
 def _numbers(part: EarlyPart) -> list[Var]:
-    """What a product takes: all but the places that are looked up, which are whole numbers."""
-    return [v for v in part.inputs if dtype_of(v).kind not in "iub"]
+    """What a product takes: all but the places that are looked up."""
+    return [v for v in part.inputs if is_number(v)]
 
 
 def _missing(wanted: Iterable[Var], known: Collection[Atom], made_by: dict[Var, JaxprEqn]) -> list[JaxprEqn] | None:

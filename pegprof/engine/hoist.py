@@ -39,14 +39,13 @@ from pegprof.engine.jaxpr import (
     with_outputs,
 )
 from pegprof.engine.tails import (
-    LINEAR,
-    SUMS,
     Loop,
     Tail,
     blocked_variables,
     example_dependent,
     fills_with_zeros,
     find_tails,
+    is_linear_in,
     moved_from,
     size,
     variables,
@@ -249,12 +248,7 @@ def _commutes_with_sum(tail: Tail, varying: set[Var]) -> bool:
     made = {v for eqn in tail.equations for v in eqn.outvars}
 
     def commutes(eqn: JaxprEqn) -> bool:
-        others = [v for v in eqn.invars if isinstance(v, Literal) or v not in made]
-        if eqn.primitive in SUMS:
-            return not others
-        if eqn.primitive is primitives.pad_p and not (isinstance(eqn.invars[1], Literal) and eqn.invars[1].val == 0):
-            return False
-        return eqn.primitive in LINEAR and not varying.intersection(variables(others))
+        return is_linear_in(eqn, made) and not varying.intersection(variables(eqn.invars)) - made
 
     return all(tail.starts_with(eqn) or commutes(eqn) for eqn in tail.equations)
 

@@ -82,7 +82,10 @@ LINEAR: frozenset[Primitive] = frozenset(
         split_p,
     }
 )
-"""Steps that are linear in a tail's value, their other operands being given."""
+"""Steps that may be linear in a tail's values: see ``is_linear_in``."""
+
+_BILINEAR: frozenset[Primitive] = frozenset({p.mul_p, p.dot_general_p, p.conv_general_dilated_p})
+_LINEAR_IN_THE_FIRST: frozenset[Primitive] = frozenset({p.div_p, p.pad_p, p.dynamic_slice_p, p.gather_p})
 
 CONTRACTIONS: frozenset[Primitive] = frozenset({p.dot_general_p, p.conv_general_dilated_p, p.jit_p})
 """Products that sum; a ``jit`` that is left in a flat Jaxpr is a sum over a loop that ``hoist`` took out of it."""
@@ -182,8 +185,39 @@ def only_moves_entries(eqn: JaxprEqn) -> bool:
         return False
     (before,), (after,) = eqn.invars, eqn.outvars
     if eqn.primitive is p.convert_element_type_p:
-        return jnp.promote_types(dtype_of(before), dtype_of(after)) == dtype_of(after)
+        return _keeps_values(dtype_of(before), dtype_of(after))
     return size(before) == size(after)
+
+
+def _keeps_values(before: Any, after: Any) -> bool:
+    """Whether a dtype has all the values of another. By hand: numpy's promotion knows no float8."""
+    if before == after:
+        return True
+    if not (is_real(before) and is_real(after)):
+        return False
+    narrow, wide = jnp.finfo(before), jnp.finfo(after)
+    return bool(wide.nmant >= narrow.nmant and wide.nexp >= narrow.nexp)
+
+
+def is_real(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.floating))
+
+
+def is_linear_in(eqn: JaxprEqn, made: Collection[Var]) -> bool:
+    """Whether an equation is linear in what it takes of ``made``, its other operands being given; a sum, in all."""
+    ours = [not isinstance(v, Literal) and v in made for v in eqn.invars]
+    if eqn.primitive in _BILINEAR:
+        return ours.count(True) == 1
+    if eqn.primitive in _LINEAR_IN_THE_FIRST:
+        pads_with_zero = eqn.primitive is not p.pad_p or _is_zero(eqn.invars[1])
+        return ours[0] and not any(ours[1:]) and pads_with_zero
+    if eqn.primitive is p.convert_element_type_p:
+        return all(jnp.issubdtype(dtype_of(v), jnp.inexact) for v in (*eqn.invars, *eqn.outvars))
+    return eqn.primitive in LINEAR and (eqn.primitive not in SUMS or all(ours))
+
+
+def _is_zero(atom: Atom) -> bool:
+    return isinstance(atom, Literal) and bool(atom.val == 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -229,8 +263,7 @@ def fills_with_zeros(eqn: JaxprEqn) -> bool:
     """Whether an equation makes an array of zeros out of nothing."""
     if eqn.primitive is not p.broadcast_in_dim_p:
         return False
-    filled_with = eqn.invars[0]
-    return isinstance(filled_with, Literal) and bool(filled_with.val == 0)
+    return _is_zero(eqn.invars[0])
 
 
 def blocked_variables(jaxpr: Jaxpr, gradients: Collection[int], dependent: set[Var]) -> set[Var]:
@@ -247,9 +280,14 @@ def _is_free(eqn: JaxprEqn, blocked: set[Var]) -> bool:
 
 
 def _is_step(eqn: JaxprEqn, dependent: set[Var]) -> bool:
-    """Whether an equation brings in nothing of the example but the values it continues, and whole numbers: indices."""
-    factors = {v for v in variables(eqn.invars) if v in dependent and dtype_of(v).kind not in "iub"}
+    """Whether an equation brings in nothing of the example but the values it continues, and indices, masks and keys."""
+    factors = {v for v in variables(eqn.invars) if v in dependent and is_number(v)}
     return len(factors) <= 1 or eqn.primitive in ADDITIVE
+
+
+def is_number(atom: Atom) -> bool:
+    """Whether a value is one that gradients are made of: not an index, a mask or a key."""
+    return bool(jnp.issubdtype(dtype_of(atom), jnp.inexact))
 
 
 def grows(eqn: JaxprEqn, dependent: set[Var]) -> bool:

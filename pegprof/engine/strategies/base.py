@@ -1,7 +1,7 @@
 """What a strategy is, what it sees, and the tail evaluated in float32 at least."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ from pegprof.engine.costs import Cost
 from pegprof.engine.jaxpr import Env, JaxprEqn, Rule, bind, dtype_of, primitives, sub_jaxprs
 from pegprof.engine.quantities import Values
 from pegprof.engine.statistics import Quantity
-from pegprof.engine.tails import Tail
+from pegprof.engine.tails import Tail, is_real
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,22 +67,33 @@ def bind_wide(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
     values = [
         jnp.asarray(x, None if hasattr(x, "dtype") else dtype_of(v)) for x, v in zip(values, eqn.invars, strict=True)
     ]
-    floats = [x.dtype for x in values if jnp.issubdtype(x.dtype, jnp.floating)]
+    floats = [x.dtype for x in values if is_real(x.dtype)]
     if not floats:
         return bind(eqn, values)
-    if eqn.primitive is not primitives.scatter_add_p and any(True for _ in sub_jaxprs(eqn)):
+    if _goes_by_dtype(eqn):
         return bind(eqn, [x.astype(dtype_of(v)) for x, v in zip(values, eqn.invars, strict=True)])
-    wide = jnp.result_type(jnp.float32, *floats)
+    wide = _wide_of(floats)
     if eqn.primitive in (primitives.dot_general_p, primitives.conv_general_dilated_p) and len(set(floats)) == 1:
-        return bind(eqn, values, preferred_element_type=jnp.result_type(wide, dtype_of(eqn.outvars[0])))
-    values = [x.astype(wide) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in values]
-    if eqn.primitive is primitives.convert_element_type_p:
-        return bind(eqn, values, new_dtype=jnp.result_type(wide, eqn.params["new_dtype"]))
+        return bind(eqn, values, preferred_element_type=_wide_of([wide, dtype_of(eqn.outvars[0])]))
+    values = [x.astype(wide) if is_real(x.dtype) else x for x in values]
+    if eqn.primitive is primitives.convert_element_type_p and is_real(eqn.params["new_dtype"]):
+        return bind(eqn, values, new_dtype=_wide_of([wide, eqn.params["new_dtype"]]))
     if "preferred_element_type" in eqn.params:
         return bind(eqn, values, preferred_element_type=wide)
     if eqn.primitive is primitives.scatter_add_p and wide != dtype_of(eqn.outvars[0]):
         return [_scatter_add(eqn, values)]  # it holds its addition as a Jaxpr of the narrow dtype
     return bind(eqn, values)
+
+
+def _goes_by_dtype(eqn: JaxprEqn) -> bool:
+    """Whether an equation is of the dtype that it was traced for: it holds a Jaxpr, or looks at bits."""
+    holds_jaxpr = eqn.primitive is not primitives.scatter_add_p and any(True for _ in sub_jaxprs(eqn))
+    return holds_jaxpr or eqn.primitive is primitives.bitcast_convert_type_p
+
+
+def _wide_of(floats: Iterable[Any]) -> Any:
+    """The narrowest of float32 and float64 that holds them all; numpy's promotion would fail on float8."""
+    return jnp.float64 if any(dtype == jnp.float64 for dtype in floats) else jnp.float32
 
 
 def run_wide(tail: Tail, inputs: Sequence[Any], rule: Rule = bind_wide) -> list[Any]:

@@ -21,7 +21,7 @@ from pegprof.engine.jaxpr import primitives as p
 from pegprof.engine.quantities import Values, widen
 from pegprof.engine.statistics import MEAN, SQUARE, Centred, Moment, Quantity, SquareNorm
 from pegprof.engine.strategies.base import Frontier, Strategy, bind_wide
-from pegprof.engine.tails import Tail, only_moves_entries, variables
+from pegprof.engine.tails import Tail, is_linear_in, only_moves_entries, variables
 
 
 def _fits(tail: Tail, quantities: Sequence[Quantity]) -> bool:
@@ -42,10 +42,9 @@ def _fits(tail: Tail, quantities: Sequence[Quantity]) -> bool:
 
 def _scales(eqn: JaxprEqn, depends: set[Var], tail: Tail) -> bool:
     """Whether an equation multiplies or divides a tail's value by something that is the same for all examples."""
-    if eqn.primitive is p.neg_p:
-        return True
-    divides_by_it = eqn.primitive is p.div_p and not tail.makes(eqn.invars[0])
-    return eqn.primitive in (p.mul_p, p.div_p) and not divides_by_it and not depends.intersection(variables(eqn.invars))
+    made = {v for v in variables(eqn.invars) if tail.makes(v)}
+    is_scale = eqn.primitive in (p.neg_p, p.mul_p, p.div_p) and is_linear_in(eqn, made)
+    return is_scale and not depends.intersection(variables(eqn.invars))
 
 
 def _run(tail: Tail, quantities: Sequence[Quantity], frontier: Frontier, chunk: int) -> list[Values]:

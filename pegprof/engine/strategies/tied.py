@@ -47,7 +47,8 @@ def _rewritten(tail: Tail) -> tuple[Tail, Chain]:
     chain, lookups = terms[0].chain, [t.lookup for t in terms if t.lookup]
     needed = leading_to(tail, [*(t.source for t in others), *(v for eqn in lookups for v in eqn.invars[1:])])
     made = {v for eqn in needed for v in eqn.outvars}
-    taken = dict.fromkeys(v for eqn in (*needed, *lookups) for v in variables(eqn.invars) if v not in made)
+    used = [*(v for eqn in (*needed, *lookups) for v in eqn.invars), *(t.source for t in others)]
+    taken = dict.fromkeys(v for v in variables(used) if v not in made)
 
     def run(*values: Any) -> Any:
         env = Env()
