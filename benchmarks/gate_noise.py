@@ -17,7 +17,7 @@ import typer
 
 from benchmarks.command import run_command, say, write_csv
 from pegprof.errors import ExitCode, PegprofError
-from pegprof.profiling.gate import Gate, pass_gate
+from pegprof.profiling.gate import Gate, pass_gate, read_baseline
 from pegprof.profiling.limits import LimitTable
 from pegprof.profiling.measure import measure
 from pegprof.profiling.progress import Silence
@@ -44,7 +44,8 @@ def main(
         with _loaded(load):
             for number in range(1, gates + 1):
                 start_s = time.monotonic()
-                gate = pass_gate(baseline, limits=LimitTable(flags={"time": True}), measure=_measure)
+                limits, read = LimitTable(flags={"time": True}), read_baseline(baseline, time=True)
+                gate = pass_gate(read, limits=limits, measure=_measure)
                 rows += _rows(gate, number, load, took_s=time.monotonic() - start_s)
                 say(f"gate {number}: " + "; ".join(f"{row['outcome']}: {row['words']}" for row in rows[-1:]))
                 write_csv(rows, str(csv))

@@ -393,6 +393,7 @@ def gate_baselines(
             limits=table,
             measure=lambda settings: measure.measure(settings, talk=talk, debug=debug),
             result=result,
+            warn=lambda text: _say(f"warning: {text}"),
         )
     if gates:
         print(gate_report.render_gates(gates, **_shape_of(sys.stdout)), flush=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from pegprof.engine.plan import MATERIALISE, Plan, PlanRow
-from pegprof.profiling.limits import Limits
+from pegprof.profiling.limits import Limits, is_of_time
 from pegprof.profiling.result import Result, Row
 from pegprof.profiling.significance import change_of_ratio
 from pegprof.profiling.units import format_bytes, format_count, format_ratio, format_seconds
@@ -65,6 +65,7 @@ def compare_results(before: Result, after: Result, *, limits: LimitsOf, time: bo
 
 def _compare(before: Result, after: Result, limits: LimitsOf, time: bool) -> Iterator[Change]:
     rows_after = {_key(row): row for row in after.rows}
+    timed = time or has_times(after)
     models_seen: set[tuple[int, str]] = set()
     for row in before.rows:
         at = _Place(row=row, limits=limits(row.method))
@@ -78,9 +79,13 @@ def _compare(before: Result, after: Result, limits: LimitsOf, time: bool) -> Ite
             yield from _compare_exact(at, row, row_after, OF_THE_MODEL)
         if time:
             yield from _compare_time(at, before, after, row_after)
-        yield from _compare_ceilings(at, row_after, time)
+        yield from _compare_ceilings(at, row_after, timed)
         if row.method == "surgery" and (plan := before.plans_on(row.target).get(row.batch)):
             yield from _compare_plans(at, plan, after.plans_on(row.target).get(row.batch))
+
+
+def has_times(result: Result) -> bool:
+    return any(row.time_s is not None for row in result.rows)
 
 
 def _key(row: Row) -> tuple[int, str, str]:
@@ -136,11 +141,11 @@ def _compare_exact(at: _Place, before: Row, after: Row, metrics: Sequence[str]) 
             yield at.change(metric, old, new, "same", f"{metric} {show(new)}")
 
 
-def _compare_ceilings(at: _Place, after: Row, time: bool) -> Iterator[Change]:
+def _compare_ceilings(at: _Place, after: Row, timed: bool) -> Iterator[Change]:
     for column, most in at.limits.ceilings.items():
         value = getattr(after, column)
-        if value is None and column.startswith("time") and not time:
-            continue  # nothing was timed, as nobody asked for it
+        if value is None and is_of_time(column) and not timed:
+            continue  # nobody asked for it; ``check_limits`` has said so
         if value is None:
             yield at.change(f"max {column}", most, None, "lost", f"{column} may be {most:g} at most, and is not known")
         elif value > most:

@@ -6,15 +6,16 @@ A baseline that cannot be read, holds nothing to compare, or was made by other v
 pass: it raises, with the command that makes a new one.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from pegprof.errors import ExitCode, PegprofError
-from pegprof.profiling.comparison import EXACT, OF_THE_MODEL, Change, compare_results
-from pegprof.profiling.limits import LimitTable
+from pegprof.profiling.comparison import EXACT, OF_THE_MODEL, Change, compare_results, has_times
+from pegprof.profiling.limits import LimitTable, check_limits
 from pegprof.profiling.result import Result, Settings
 
 MUST_AGREE = (
@@ -31,6 +32,24 @@ MUST_AGREE = (
 """What of the environment decides the bytes and the plans."""
 
 Measure = Callable[[Settings], Result]
+Warn = Callable[[str], None]
+
+
+def _ignore(warning: str) -> None:
+    pass
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """A file that can be compared, and what to compare it with, if that need not be measured."""
+
+    path: Path
+    before: Result
+    after: Result | None = None
+
+    @property
+    def model(self) -> str:
+        return self.before.settings.model
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,44 +80,85 @@ class Gate:
 
 
 def pass_gates(
-    baselines: Sequence[Path], *, limits: LimitTable, measure: Measure, result: Path | None = None
+    paths: Sequence[Path], *, limits: LimitTable, measure: Measure, result: Path | None = None, warn: Warn = _ignore
 ) -> tuple[list[Gate], list[PegprofError]]:
-    """As ``pass_gate`` for each; one that cannot be compared does not hide what came of the others."""
-    gates, errors = [], []
-    for baseline in baselines:
-        try:
-            gates.append(pass_gate(baseline, limits=limits, measure=measure, result=result))
-        except PegprofError as error:
-            errors.append(error)
-    return gates, errors
-
-
-def pass_gate(baseline: Path, *, limits: LimitTable, measure: Measure, result: Path | None = None) -> Gate:
-    """Compares a baseline with the same runs of today.
+    """As ``pass_gate`` for each file; one that cannot be compared does not hide what came of the others.
 
     Args:
-      baseline: a file that ``pegprof run --export-json`` wrote.
       limits: what is allowed.
       measure: makes the result to compare, from settings.
       result: a file to compare with, instead of measuring.
+      warn: is told what of the file of limits limits nothing.
 
     Raises:
-      PegprofError: exit code 2 for a file that is no baseline, 4 for one that is not comparable.
+      PegprofError: a limit of the command line limits nothing.
     """
-    before = read_result(baseline)
-    _check_baseline(before, baseline, time=limits.time)
-    after = read_result(result) if result else measure(settings_of(before, time=limits.time))
+    baselines: list[Baseline] = []
+    gates: list[Gate] = []
+    errors: list[PegprofError] = []
+    for path in paths:
+        with _collecting(errors):
+            baselines.append(read_baseline(path, time=limits.time, result=result))
+    if not errors:  # a file that cannot be read may be the one that a limit is for
+        for warning in _check_limits(limits, baselines):
+            warn(warning)
+    for baseline in baselines:
+        with _collecting(errors):
+            gates.append(pass_gate(baseline, limits=limits, measure=measure))
+    return gates, errors
+
+
+@contextlib.contextmanager
+def _collecting(errors: list[PegprofError]) -> Iterator[None]:
+    try:
+        yield
+    except PegprofError as error:
+        errors.append(error)
+
+
+def _check_limits(limits: LimitTable, baselines: Sequence[Baseline]) -> list[str]:
+    methods_of: dict[str, dict[str, None]] = {}
+    for baseline in baselines:
+        methods_of.setdefault(baseline.model, {}).update(dict.fromkeys(baseline.before.settings.methods))
+    timed = limits.time or any(baseline.after and has_times(baseline.after) for baseline in baselines)
+    return check_limits(limits, methods_of, timed=timed)
+
+
+def pass_gate(baseline: Baseline, *, limits: LimitTable, measure: Measure) -> Gate:
+    """Compares a baseline with the same runs of today.
+
+    Args:
+      limits: what is allowed.
+      measure: makes the result to compare, from settings.
+
+    Raises:
+      PegprofError: exit code 4 for a baseline that is not comparable.
+    """
+    before = baseline.before
+    after = baseline.after or measure(settings_of(before, time=limits.time))
     if differences := find_differences(before, after):
         raise PegprofError(
             "the baseline is not comparable: " + "; ".join(differences),
-            where=str(baseline),
-            hint=f"make a new one: {command_of(before.settings, export_json=baseline)}",
+            where=str(baseline.path),
+            hint=f"make a new one: {command_of(before.settings, export_json=baseline.path)}",
             exit_code=ExitCode.INCOMPARABLE,
         )
-    changes = compare_results(
-        before, after, limits=lambda method: limits.of(before.settings.model, method), time=limits.time
-    )
-    return Gate(baseline=str(baseline), before=before, after=after, changes=tuple(changes), time=limits.time)
+    changes = compare_results(before, after, limits=lambda method: limits.of(baseline.model, method), time=limits.time)
+    return Gate(baseline=str(baseline.path), before=before, after=after, changes=tuple(changes), time=limits.time)
+
+
+def read_baseline(path: Path, *, time: bool, result: Path | None = None) -> Baseline:
+    """A file that ``pegprof run --export-json`` wrote, to be compared with what is measured or with another such file.
+
+    Args:
+      time: whether times will be compared.
+
+    Raises:
+      PegprofError: exit code 2 for a file that is no baseline.
+    """
+    before = read_result(path)
+    _check_baseline(before, path, time=time)
+    return Baseline(path=path, before=before, after=read_result(result) if result else None)
 
 
 def read_result(path: Path) -> Result:

@@ -14,10 +14,12 @@ The more special goes before the more general, and a flag before the file.
 """
 
 import dataclasses
+import itertools
+import math
 import re
 import tomllib
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from pegprof.profiling.result import METHODS, Row
 
 _SHARES = ("max-bytes", "max-time-ratio")
 _PLACE = "[tool.pegprof.gate]"
+_COMMAND_LINE = "the command line"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +52,7 @@ class LimitTable:
 
     file: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    path: str = "pyproject.toml"  # of the file
 
     @property
     def time(self) -> bool:
@@ -84,14 +88,54 @@ def read_limits(
     """
     flags: dict[str, Any] = {"time": time, "max": dict(map(_parse_ceiling, ceilings))}
     flags |= {name: text for name, text in zip(_SHARES, (max_bytes, max_time_ratio), strict=True) if text is not None}
-    _check_layer(flags, where="the command line", known=("time", "max", *_SHARES))
-    return LimitTable(file=_read_file(folder), flags=flags)
-
-
-def _read_file(folder: Path) -> dict[str, Any]:
+    _check_layer(flags, where=_COMMAND_LINE, known=("time", "max", *_SHARES))
     path = next((p for f in (folder, *folder.parents) if (p := f / "pyproject.toml").is_file()), None)
-    if path is None:
-        return {}
+    return LimitTable(file=_read_file(path), flags=flags, path=str(path)) if path else LimitTable(flags=flags)
+
+
+def check_limits(table: LimitTable, methods_of: Mapping[str, Collection[str]], *, timed: bool) -> list[str]:
+    """What of the file limits nothing, in words: a typo, or it is for another gate, since a project has one file.
+
+    Args:
+      methods_of: what there is to limit: the methods of each model.
+      timed: whether there are times.
+
+    Raises:
+      PegprofError: a flag limits nothing.
+    """
+    methods = list(dict.fromkeys(itertools.chain.from_iterable(methods_of.values())))
+    for error in _find_idle(table.flags, methods, timed, where=_COMMAND_LINE):
+        raise error
+    idle = list(_find_idle(table.file, methods, timed, where=table.path))
+    for model, of_model in table.file.get("models", {}).items():
+        where = f"{table.path}: models.{model}"
+        if model not in methods_of:
+            idle.append(PegprofError("no baseline is of this model", where=where, hint=nearest(model, methods_of)))
+            continue
+        for layer in (of_model, *of_model.get("methods", {}).values()):
+            idle += _find_idle(layer, methods_of[model], timed, where=where)
+    return [str(error) for error in idle]
+
+
+def _find_idle(
+    layer: Mapping[str, Any], methods: Collection[str], timed: bool, *, where: str
+) -> Iterator[PegprofError]:
+    for key in layer.get("max", {}):
+        method, _, column = key.partition(".")
+        what = f"the limit of {key} meets no number"
+        if method not in methods:
+            hint = f"there are {', '.join(methods)}"
+            yield PegprofError(f"{what}: no baseline has the method {method}", where=where, hint=hint)
+        elif is_of_time(column) and not timed:
+            yield PegprofError(f"{what}: nothing is timed", where=where, hint="add --time")
+
+
+def is_of_time(column: str) -> bool:
+    """Whether a column is known only of what was timed because somebody asked for it."""
+    return column.startswith("time_")
+
+
+def _read_file(path: Path) -> dict[str, Any]:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         layer = data.get("tool", {}).get("pegprof", {}).get("gate", {})
@@ -103,6 +147,9 @@ def _read_file(folder: Path) -> dict[str, Any]:
         for method, of_method in of_model.get("methods", {}).items():
             _check_method(method, where=str(path))
             _check_layer(of_method, where=f"{path}: models.{model}.methods.{method}", known=("max", *_SHARES))
+            for key in of_method.get("max", {}):
+                if not key.startswith(f"{method}."):
+                    raise PegprofError(f"{key} is not a column of {method}", where=str(path))
     return dict(layer)
 
 
@@ -132,6 +179,8 @@ def _check_ceiling(key: str, value: Any, where: str) -> None:
         raise PegprofError(f"{column!r} is not a column of numbers", where=where, hint=nearest(column, known))
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise PegprofError(f"the limit of {key} is {value!r}, not a number", where=where)
+    if not 0 <= value < math.inf:
+        raise PegprofError(f"the limit of {key} is {value}", where=where, hint="write a number of 0 or more")
 
 
 def _check_method(method: str, *, where: str) -> None:

@@ -14,7 +14,7 @@ from pegprof.engine.plan import PlanRow
 from pegprof.errors import ExitCode, PegprofError
 from pegprof.profiling import ci, gate_report, side_by_side
 from pegprof.profiling.comparison import compare_results
-from pegprof.profiling.gate import Gate, command_of, pass_gate, pass_gates, settings_of
+from pegprof.profiling.gate import Gate, command_of, pass_gate, pass_gates, read_baseline, settings_of
 from pegprof.profiling.limits import Limits, LimitTable
 from pegprof.profiling.result import Settings
 from tests.profiling.results import GRAD, PLAN, RESULT, SURGERY, make_row
@@ -31,6 +31,14 @@ BASELINE = dataclasses.replace(
     settings=Settings(model="transformer-151m", methods=("grad", "surgery")),
     rows=(GRAD, SURGERY),
     samples_s={(64, "grad"): STEADY, (64, "surgery"): scaled(STEADY, 1.2)},
+)
+
+
+UNTIMED = dataclasses.replace(
+    BASELINE,
+    settings=dataclasses.replace(BASELINE.settings, time=False),
+    rows=tuple(dataclasses.replace(row, time_s=None, time_ratio=None) for row in BASELINE.rows),
+    samples_s={},
 )
 
 
@@ -122,8 +130,11 @@ def test_a_ceiling_holds_whatever_the_baseline_says(most, outcome):
 
 def test_a_ceiling_on_what_is_not_known_is_a_failure_but_for_times_that_nobody_asked_for():
     assert failures(BASELINE, ceilings={"device_peak_bytes": 1}) != []
-    untimed = with_surgery(time_ratio=None)
-    assert "surgery max time_ratio" not in changes(untimed, ceilings={"time_ratio": 1.0})
+    assert "surgery max time_ratio" not in changes(UNTIMED, ceilings={"time_ratio": 1.0})
+
+
+def test_a_ceiling_on_the_time_of_one_method_that_has_none_where_others_do_is_a_failure():
+    assert "surgery max time_ratio" in failures(with_surgery(time_ratio=None), ceilings={"time_ratio": 1.0})
 
 
 # Time.
@@ -177,8 +188,9 @@ def write(path, result=BASELINE):
     return path
 
 
-def gate(baseline, after=BASELINE, *, time=False):
-    return pass_gate(baseline, limits=LimitTable(flags={"time": time}), measure=lambda settings: after)
+def gate(path, after=BASELINE, *, time=False):
+    limits = LimitTable(flags={"time": time})
+    return pass_gate(read_baseline(path, time=time), limits=limits, measure=lambda settings: after)
 
 
 def test_an_unchanged_program_passes(tmp_path):
@@ -189,7 +201,7 @@ def test_an_unchanged_program_passes(tmp_path):
 def test_what_is_measured_again_is_what_the_baseline_holds_in_as_much_memory(tmp_path):
     asked = []
     pass_gate(
-        write(tmp_path / "b.json"),
+        read_baseline(write(tmp_path / "b.json"), time=False),
         limits=LimitTable(),
         measure=lambda settings: asked.append(settings) or BASELINE,
     )
@@ -226,11 +238,8 @@ def test_a_file_that_is_no_baseline_is_refused_with_its_name(tmp_path, name, tex
 
 
 def test_a_baseline_without_times_cannot_gate_times(tmp_path):
-    untimed = dataclasses.replace(
-        BASELINE, rows=tuple(dataclasses.replace(row, time_ratio=None) for row in BASELINE.rows), samples_s={}
-    )
     with pytest.raises(PegprofError, match="it has no times"):
-        gate(write(tmp_path / "b.json", untimed), time=True)
+        gate(write(tmp_path / "b.json", UNTIMED), time=True)
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path):
@@ -268,6 +277,60 @@ def test_a_baseline_that_cannot_be_compared_does_not_hide_the_others(tmp_path):
     gates, errors = pass_gates([bad, good], limits=LimitTable(), measure=lambda settings: BASELINE)
     assert [found.baseline for found in gates] == [str(good)]
     assert [error.where for error in errors] == [str(bad)]
+
+
+# Limits that limit nothing.
+
+
+def measure_never(settings):
+    raise AssertionError("this is to be refused before anything is measured")
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("surgery.time_ratio", "the limit of surgery.time_ratio meets no number: nothing is timed\nhint: add --time"),
+        ("vmap.peak_ratio", "no baseline has the method vmap\nhint: there are grad, surgery"),
+    ],
+)
+def test_a_ceiling_of_the_command_line_that_meets_no_number_is_refused_before_anything_is_measured(
+    tmp_path, key, words
+):
+    limits = LimitTable(flags={"max": {key: 1.0}})
+    with pytest.raises(PegprofError, match=words) as caught:
+        pass_gates([write(tmp_path / "b.json")], limits=limits, measure=measure_never)
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_a_ceiling_on_times_holds_for_a_result_that_has_them_even_if_they_are_not_compared(tmp_path):
+    limits, path = LimitTable(flags={"max": {"surgery.time_ratio": 0.5}}), write(tmp_path / "b.json")
+    (found,), _ = pass_gates([path], limits=limits, measure=measure_never, result=path)
+    assert [change.metric for change in found.failures] == ["max time_ratio"]
+    with pytest.raises(PegprofError, match="nothing is timed"):
+        pass_gates([path], limits=limits, measure=measure_never, result=write(tmp_path / "untimed.json", UNTIMED))
+
+
+def test_what_of_the_file_limits_nothing_is_a_warning_since_other_gates_may_need_it(tmp_path):
+    file = {
+        "max": {"surgery.time_ratio": 1.2, "surgery.peak_ratio": 1.2},
+        "models": {
+            "transformer-151n": {},
+            "transformer-151m": {"methods": {"vmap": {"max": {"vmap.peak_ratio": 9.0}}}},
+        },
+    }
+    warnings = []
+    pass_gates(
+        [write(tmp_path / "b.json")],
+        limits=LimitTable(file=file),
+        measure=lambda settings: BASELINE,
+        warn=warnings.append,
+    )
+    of_time, of_no_model, of_no_method = warnings
+    assert of_time.startswith("pyproject.toml: the limit of surgery.time_ratio meets no number: nothing is timed")
+    assert of_no_model == (
+        "pyproject.toml: models.transformer-151n: no baseline is of this model\nhint: did you mean 'transformer-151m'?"
+    )
+    assert of_no_method.startswith("pyproject.toml: models.transformer-151m: the limit of vmap.peak_ratio meets no")
 
 
 # A real regression.

@@ -63,7 +63,12 @@ def test_a_pyproject_that_says_nothing_of_gates_is_as_good_as_none(tmp_path):
         ("[tool.pegprof]\ngate = 3", r"\[tool.pegprof.gate\] is not a table"),
         ("[tool.pegprof.gate.max]\n'surgery.time' = 3", "'time' is not a column of numbers"),
         ("[tool.pegprof.gate.max]\n'surgery.time_ratio' = 'two'", "is 'two', not a number"),
+        ("[tool.pegprof.gate.max]\n'surgery.time_ratio' = nan", "is nan\nhint: write a number of 0 or more"),
         ("[tool.pegprof.gate.models.mlp.methods.vamp]\nmax-bytes = '1%'", "'vamp' is not a method"),
+        (
+            "[tool.pegprof.gate.models.mlp.methods.vmap.max]\n'surgery.flops' = 1",
+            "surgery.flops is not a column of vmap",
+        ),
         ("[tool.pegprof.gate", "the limits cannot be read"),
     ],
 )
@@ -76,7 +81,12 @@ def test_a_file_that_is_wrong_is_said_with_its_path(tmp_path, text, words):
 
 @pytest.mark.parametrize(
     "flags",
-    [{"max_bytes": "1"}, {"max_time_ratio": "-1%"}, {"ceilings": ["surgery.time_ratio"]}, {"ceilings": ["x.y=1"]}],
+    [
+        {"max_bytes": "1"},
+        {"max_time_ratio": "-1%"},
+        *({"ceilings": [f"surgery.peak_ratio{value}"]} for value in ("", "=", "=nan", "=inf", "=-inf", "=-1")),
+        {"ceilings": ["x.y=1"]},
+    ],
     ids=str,
 )
 def test_a_flag_that_is_wrong_is_refused(tmp_path, flags):
