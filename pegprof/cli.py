@@ -402,9 +402,7 @@ def gate_baselines(
         if debug:
             raise error
         _say(f"error: {error}")
-    if any(gate.failures for gate in gates) and not no_fail:
-        raise typer.Exit(ExitCode.NO)
-    raise typer.Exit(errors[0].exit_code if errors else ExitCode.OK)
+    raise typer.Exit(gate.exit_code(gates, errors, no_fail=no_fail))
 
 
 @app.command()

@@ -108,6 +108,14 @@ def pass_gates(
     return gates, errors
 
 
+def exit_code(gates: Sequence[Gate], errors: Sequence[PegprofError], *, no_fail: bool = False) -> ExitCode:
+    """A regression first, and last that something is not comparable: that alone may be no reason to stop."""
+    if any(gate.failures for gate in gates) and not no_fail:
+        return ExitCode.NO
+    codes = [error.exit_code for error in errors]
+    return min(codes, key=lambda code: (code == ExitCode.INCOMPARABLE, code), default=ExitCode.OK)
+
+
 @contextlib.contextmanager
 def _collecting(errors: list[PegprofError]) -> Iterator[None]:
     try:

@@ -14,7 +14,7 @@ from pegprof.engine.plan import PlanRow
 from pegprof.errors import ExitCode, PegprofError
 from pegprof.profiling import ci, gate_report, side_by_side
 from pegprof.profiling.comparison import compare_results
-from pegprof.profiling.gate import Gate, command_of, pass_gate, pass_gates, read_baseline, settings_of
+from pegprof.profiling.gate import Gate, command_of, exit_code, pass_gate, pass_gates, read_baseline, settings_of
 from pegprof.profiling.limits import Limits, LimitTable
 from pegprof.profiling.result import Settings
 from tests.profiling.results import GRAD, PLAN, RESULT, SURGERY, make_row
@@ -277,6 +277,27 @@ def test_a_baseline_that_cannot_be_compared_does_not_hide_the_others(tmp_path):
     gates, errors = pass_gates([bad, good], limits=LimitTable(), measure=lambda settings: BASELINE)
     assert [found.baseline for found in gates] == [str(good)]
     assert [error.where for error in errors] == [str(bad)]
+
+
+@pytest.mark.parametrize(
+    ("codes", "worst"),
+    [
+        ([], ExitCode.OK),
+        ([ExitCode.INCOMPARABLE], ExitCode.INCOMPARABLE),
+        ([ExitCode.INCOMPARABLE, ExitCode.UNMEASURED], ExitCode.UNMEASURED),
+        ([ExitCode.INCOMPARABLE, ExitCode.TIME_LIMIT], ExitCode.TIME_LIMIT),
+        ([ExitCode.UNMEASURED, ExitCode.USAGE, ExitCode.INCOMPARABLE], ExitCode.USAGE),
+    ],
+)
+def test_the_worst_of_several_baselines_decides_the_exit_code_whatever_their_order(codes, worst):
+    errors = [PegprofError("no", exit_code=code) for code in codes]
+    assert exit_code([], errors) == exit_code([], errors[::-1]) == worst
+
+
+def test_a_regression_decides_the_exit_code_unless_it_may_not(failed_gate):
+    errors = [PegprofError("no", exit_code=ExitCode.INCOMPARABLE)]
+    assert exit_code([failed_gate], errors) == ExitCode.NO
+    assert exit_code([failed_gate], errors, no_fail=True) == ExitCode.INCOMPARABLE
 
 
 # Limits that limit nothing.
