@@ -388,7 +388,7 @@ def gate_baselines(
         Path.cwd(), max_bytes=max_bytes, max_time_ratio=max_time_ratio, ceilings=ceiling or (), time=time
     )
     with progress.listen(quiet=quiet) as talk:
-        gates, errors = gate.pass_gates(
+        gates, refusals = gate.pass_gates(
             baselines,
             limits=table,
             measure=lambda settings: measure.measure(settings, talk=talk, debug=debug),
@@ -397,7 +397,8 @@ def gate_baselines(
         )
     if gates:
         print(gate_report.render_gates(gates, **_shape_of(sys.stdout)), flush=True)
-        print(ci.publish(gates, junit=junit, json=export_json, markdown=export_markdown), end="", flush=True)
+    print(ci.publish(gates, refusals, junit=junit, json=export_json, markdown=export_markdown), end="", flush=True)
+    errors = [refusal.error for refusal in refusals]
     for error in errors:
         if debug:
             raise error

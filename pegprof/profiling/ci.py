@@ -6,12 +6,13 @@ from pathlib import Path
 
 from pegprof.errors import PegprofError
 from pegprof.profiling import gate_report
-from pegprof.profiling.gate import Gate
+from pegprof.profiling.gate import Gate, Refusal
 from pegprof.profiling.output import write
 
 
 def publish(
     gates: Sequence[Gate],
+    refusals: Sequence[Refusal] = (),
     *,
     junit: Path | None,
     json: Path | None,
@@ -26,10 +27,10 @@ def publish(
     }
     for flag, (path, render) in files.items():
         if path:
-            write(path, render(gates), flag)
+            write(path, render(gates, refusals), flag)
     if summary := environment.get("GITHUB_STEP_SUMMARY"):
-        _append(Path(summary), gate_report.render_markdown(gates))
-    return gate_report.render_annotations(gates) if environment.get("GITHUB_ACTIONS") == "true" else ""
+        _append(Path(summary), gate_report.render_markdown(gates, refusals))
+    return gate_report.render_annotations(gates, refusals) if environment.get("GITHUB_ACTIONS") == "true" else ""
 
 
 def _append(path: Path, text: str) -> None:

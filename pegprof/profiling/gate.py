@@ -79,9 +79,23 @@ class Gate:
         return [change for change in self.changes if change.outcome == "better"]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """A baseline that could not be compared, and why."""
+
+    baseline: str  # the file
+    error: PegprofError
+
+    @property
+    def words(self) -> str:
+        """Why, with the place if that is not the baseline itself."""
+        error = self.error
+        return error.what if error.where in ("", self.baseline) else f"{error.where}: {error.what}"
+
+
 def pass_gates(
     paths: Sequence[Path], *, limits: LimitTable, measure: Measure, result: Path | None = None, warn: Warn = _ignore
-) -> tuple[list[Gate], list[PegprofError]]:
+) -> tuple[list[Gate], list[Refusal]]:
     """As ``pass_gate`` for each file; one that cannot be compared does not hide what came of the others.
 
     Args:
@@ -95,17 +109,17 @@ def pass_gates(
     """
     baselines: list[Baseline] = []
     gates: list[Gate] = []
-    errors: list[PegprofError] = []
+    refusals: list[Refusal] = []
     for path in paths:
-        with _collecting(errors):
+        with _collecting(refusals, path):
             baselines.append(read_baseline(path, time=limits.time, result=result))
-    if not errors:  # a file that cannot be read may be the one that a limit is for
+    if not refusals:  # a file that cannot be read may be the one that a limit is for
         for warning in _check_limits(limits, baselines):
             warn(warning)
     for baseline in baselines:
-        with _collecting(errors):
+        with _collecting(refusals, baseline.path):
             gates.append(pass_gate(baseline, limits=limits, measure=measure))
-    return gates, errors
+    return gates, refusals
 
 
 def exit_code(gates: Sequence[Gate], errors: Sequence[PegprofError], *, no_fail: bool = False) -> ExitCode:
@@ -117,11 +131,11 @@ def exit_code(gates: Sequence[Gate], errors: Sequence[PegprofError], *, no_fail:
 
 
 @contextlib.contextmanager
-def _collecting(errors: list[PegprofError]) -> Iterator[None]:
+def _collecting(refusals: list[Refusal], baseline: Path) -> Iterator[None]:
     try:
         yield
     except PegprofError as error:
-        errors.append(error)
+        refusals.append(Refusal(baseline=str(baseline), error=error))
 
 
 def _check_limits(limits: LimitTable, baselines: Sequence[Baseline]) -> list[str]:

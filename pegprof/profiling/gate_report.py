@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pegprof.profiling import records
 from pegprof.profiling.comparison import Change, Outcome
-from pegprof.profiling.gate import Gate
+from pegprof.profiling.gate import Gate, Refusal
 from pegprof.profiling.markdown import escape, table
 from pegprof.profiling.tables import WIDTH, Column, make_console, print_words, text_of
 
@@ -68,7 +68,7 @@ _COLUMNS = (
 )
 
 
-def render_markdown(gates: Sequence[Gate]) -> str:
+def render_markdown(gates: Sequence[Gate], refusals: Sequence[Refusal] = ()) -> str:
     """For a job's summary, or a pull request."""
     lines = []
     for gate in gates:
@@ -76,19 +76,32 @@ def render_markdown(gates: Sequence[Gate]) -> str:
         lines += [f"### {mark} pegprof gate: {escape(summary(gate))}", ""]
         if notable := _notable(gate):
             lines += [*table(_COLUMNS, notable), ""]
+    for refusal in refusals:
+        lines += [f"### ❌ pegprof gate: {escape(refusal.baseline)} was not compared", ""]
+        lines += [line for text in _explain(refusal) for line in (escape(text), "")]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def render_annotations(gates: Sequence[Gate]) -> str:
+def _explain(refusal: Refusal) -> list[str]:
+    hint = refusal.error.hint
+    return [refusal.words, *([f"hint: {hint}"] if hint else [])]
+
+
+def render_annotations(gates: Sequence[Gate], refusals: Sequence[Refusal] = ()) -> str:
     """Commands that GitHub turns into annotations, one for each model that there is something to say of."""
-    return "".join(_annotation(gate) for gate in gates if gate.failures or gate.unresolved)
+    notes = [_annotate(gate) for gate in gates if gate.failures or gate.unresolved]
+    notes += [_annotation("error", refusal.baseline, _explain(refusal)) for refusal in refusals]
+    return "".join(notes)
 
 
-def _annotation(gate: Gate) -> str:
-    level = "error" if gate.failures else "warning"
-    text = "\n".join(f"{place(change)}: {change.words}" for change in gate.failures or gate.unresolved)
-    title = f"pegprof gate: {gate.model}"
-    return f"::{level} title={_escape_property(title)}::{_escape_command(text)}\n"
+def _annotate(gate: Gate) -> str:
+    lines = [f"{place(change)}: {change.words}" for change in gate.failures or gate.unresolved]
+    return _annotation("error" if gate.failures else "warning", gate.model, lines)
+
+
+def _annotation(level: str, subject: str, lines: Sequence[str]) -> str:
+    title, text = _escape_property(f"pegprof gate: {subject}"), _escape_command("\n".join(lines))
+    return f"::{level} title={title}::{text}\n"
 
 
 def _escape_command(text: str) -> str:
@@ -103,18 +116,15 @@ def _escape_property(text: str) -> str:
     return _escape_command(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def render_junit(gates: Sequence[Gate]) -> str:
-    """A suite for each model, a case for each number; what is unresolved is a skipped case."""
+def render_junit(gates: Sequence[Gate], refusals: Sequence[Refusal] = ()) -> str:
+    """A suite for each model, a case for each number; what is unresolved is a skipped case.
+
+    A baseline that could not be compared is a suite of one case, an error.
+    """
     root = ET.Element("testsuites", name="pegprof gate")
     for gate in gates:
-        suite = ET.SubElement(
-            root,
-            "testsuite",
-            name=gate.model,
-            tests=str(len(gate.changes)),
-            failures=str(len(gate.failures)),
-            skipped=str(len(gate.unresolved)),
-            errors="0",
+        suite = _add_suite(
+            root, gate.model, tests=len(gate.changes), failures=len(gate.failures), skipped=len(gate.unresolved)
         )
         for change in gate.changes:
             case = ET.SubElement(suite, "testcase", classname=f"{gate.model}.{place(change)}", name=change.metric)
@@ -122,8 +132,20 @@ def render_junit(gates: Sequence[Gate]) -> str:
                 ET.SubElement(case, "failure", message=_printable(change.words), type=change.outcome)
             elif change.outcome == "unresolved":
                 ET.SubElement(case, "skipped", message=_printable(change.words))
+    for refusal in refusals:
+        name, kind = _printable(refusal.baseline), refusal.error.exit_code.name.lower()
+        case = ET.SubElement(_add_suite(root, name, tests=1, errors=1), "testcase", classname=name, name="baseline")
+        error = ET.SubElement(case, "error", message=_printable(refusal.words), type=kind)
+        error.text = _printable("\n".join(_explain(refusal)))
     ET.indent(root)
     return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _add_suite(
+    root: ET.Element, name: str, *, tests: int, failures: int = 0, skipped: int = 0, errors: int = 0
+) -> ET.Element:
+    counts = {"tests": tests, "failures": failures, "skipped": skipped, "errors": errors}
+    return ET.SubElement(root, "testsuite", {"name": name, **{key: str(count) for key, count in counts.items()}})
 
 
 def _printable(text: str) -> str:
@@ -131,8 +153,8 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
 
 
-def render_json(gates: Sequence[Gate]) -> str:
-    """Every number that was compared."""
+def render_json(gates: Sequence[Gate], refusals: Sequence[Refusal] = ()) -> str:
+    """Every number that was compared, and what could not be."""
     data = [
         {
             "model": gate.model,
@@ -143,4 +165,13 @@ def render_json(gates: Sequence[Gate]) -> str:
         }
         for gate in gates
     ]
-    return json.dumps({"schema": SCHEMA, "gates": data}, indent=1, ensure_ascii=False) + "\n"
+    errors = [
+        {
+            "baseline": refusal.baseline,
+            "exit_code": int(refusal.error.exit_code),
+            "what": refusal.words,
+            "hint": refusal.error.hint,
+        }
+        for refusal in refusals
+    ]
+    return json.dumps({"schema": SCHEMA, "gates": data, "errors": errors}, indent=1, ensure_ascii=False) + "\n"

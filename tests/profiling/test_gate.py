@@ -14,7 +14,16 @@ from pegprof.engine.plan import PlanRow
 from pegprof.errors import ExitCode, PegprofError
 from pegprof.profiling import ci, gate_report, side_by_side
 from pegprof.profiling.comparison import compare_results
-from pegprof.profiling.gate import Gate, command_of, exit_code, pass_gate, pass_gates, read_baseline, settings_of
+from pegprof.profiling.gate import (
+    Gate,
+    Refusal,
+    command_of,
+    exit_code,
+    pass_gate,
+    pass_gates,
+    read_baseline,
+    settings_of,
+)
 from pegprof.profiling.limits import Limits, LimitTable
 from pegprof.profiling.result import Settings
 from tests.profiling.results import GRAD, PLAN, RESULT, SURGERY, make_row
@@ -274,9 +283,18 @@ def test_a_baseline_of_another_step_or_of_none_is_not_comparable(tmp_path):
 
 def test_a_baseline_that_cannot_be_compared_does_not_hide_the_others(tmp_path):
     good, bad = write(tmp_path / "good.json"), write(tmp_path / "bad.json", "")
-    gates, errors = pass_gates([bad, good], limits=LimitTable(), measure=lambda settings: BASELINE)
+    gates, refusals = pass_gates([bad, good], limits=LimitTable(), measure=lambda settings: BASELINE)
     assert [found.baseline for found in gates] == [str(good)]
-    assert [error.where for error in errors] == [str(bad)]
+    assert [refusal.baseline for refusal in refusals] == [str(bad)]
+
+
+def test_a_model_that_cannot_be_measured_refuses_its_baseline_and_says_where(tmp_path):
+    def measure(settings):
+        raise PegprofError("no such name", where="net.py:3", exit_code=ExitCode.UNMEASURED)
+
+    path = write(tmp_path / "b.json")
+    _, (refusal,) = pass_gates([path], limits=LimitTable(), measure=measure)
+    assert (refusal.baseline, refusal.words) == (str(path), "net.py:3: no such name")
 
 
 @pytest.mark.parametrize(
@@ -425,6 +443,34 @@ def test_json_has_every_number_that_was_compared(failed_gate):
     (found,) = json.loads(gate_report.render_json([failed_gate]))["gates"]
     assert not found["passed"]
     assert len(found["changes"]) == len(failed_gate.changes)
+
+
+INCOMPARABLE = Refusal(
+    baseline="old.json",
+    error=PegprofError("jax was 1, is 2\x1b", where="old.json", hint="make a new one", exit_code=ExitCode.INCOMPARABLE),
+)
+
+
+def test_junit_has_an_error_for_a_baseline_that_was_not_compared(failed_gate):
+    suites = ET.fromstring(gate_report.render_junit([failed_gate], [INCOMPARABLE]).split("\n", 1)[1])
+    assert [(suite.get("name"), suite.get("errors")) for suite in suites] == [
+        ("transformer-151m", "0"),
+        ("old.json", "1"),
+    ]
+    (error,) = suites.iter("error")
+    assert (error.get("type"), error.get("message")) == ("incomparable", "jax was 1, is 2�")
+    assert error.text.endswith("hint: make a new one")
+
+
+def test_github_and_the_files_know_of_a_baseline_that_was_not_compared_even_if_it_is_the_only_one(tmp_path):
+    summary, json_file = tmp_path / "summary.md", tmp_path / "g.json"
+    github = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary)}
+    said = ci.publish([], [INCOMPARABLE], junit=None, json=json_file, markdown=None, environment=github)
+    assert said == "::error title=pegprof gate%3A old.json::jax was 1, is 2\x1b%0Ahint: make a new one\n"
+    assert summary.read_text().startswith("### ❌ pegprof gate: old.json was not compared\n\njax was 1, is 2")
+    assert json.loads(json_file.read_text())["errors"] == [
+        {"baseline": "old.json", "exit_code": 4, "what": "jax was 1, is 2\x1b", "hint": "make a new one"}
+    ]
 
 
 def test_on_github_the_jobs_summary_grows_and_elsewhere_nothing_is_said(failed_gate, tmp_path):
