@@ -368,9 +368,11 @@ def gate_baselines(
     ] = None,
     result: Annotated[Path | None, typer.Option(metavar="FILE", help="Compare this; run nothing.")] = None,
     no_fail: Annotated[bool, typer.Option("--no-fail", help="Say what failed, and end with 0.")] = False,
-    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="The outcome as JUnit XML.")] = None,
-    export_json: Annotated[Path | None, typer.Option(metavar="FILE", help="The outcome as JSON.")] = None,
-    export_markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="The outcome as Markdown.")] = None,
+    junit: Annotated[str | None, typer.Option(metavar="FILE", help="The outcome as JUnit XML; - is stdout.")] = None,
+    export_json: Annotated[str | None, typer.Option(metavar="FILE", help="The outcome as JSON; - is stdout.")] = None,
+    export_markdown: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The outcome as Markdown; - is stdout.")
+    ] = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -380,13 +382,15 @@ def gate_baselines(
     only if asked. The exit code is 1 for a regression, 4 for a baseline of other versions or of another device. Limits
     may stand in pyproject.toml, under [tool.pegprof.gate].
     """
-    from pegprof.profiling import ci, gate, gate_report, limits, measure, progress
+    from pegprof.profiling import ci, gate, gate_report, limits, measure, output, progress
 
     if result and len(baselines) > 1:
         raise PegprofError("one result cannot be compared with several baselines", hint="name one baseline")
     table = limits.read_limits(
         Path.cwd(), max_bytes=max_bytes, max_time_ratio=max_time_ratio, ceilings=ceiling or (), time=time
     )
+    exports = output.choose_exports({"junit": junit, "json": export_json, "markdown": export_markdown})
+    exports.check_apart_from([*baselines, *([result] if result else [])])
     with progress.listen(quiet=quiet) as talk:
         gates, refusals = gate.pass_gates(
             baselines,
@@ -395,9 +399,12 @@ def gate_baselines(
             result=result,
             warn=lambda text: _say(f"warning: {text}"),
         )
+    text_file = sys.stderr if exports.stdout else sys.stdout
     if gates:
-        print(gate_report.render_gates(gates, **_shape_of(sys.stdout)), flush=True)
-    print(ci.publish(gates, refusals, junit=junit, json=export_json, markdown=export_markdown), end="", flush=True)
+        print(gate_report.render_gates(gates, **_shape_of(text_file)), file=text_file, flush=True)
+    print(ci.publish(gates, refusals, exports=exports), end="", file=text_file, flush=True)
+    if exports.stdout:
+        print(gate_report.FORMATS[exports.stdout](gates, refusals), end="", flush=True)
     errors = [refusal.error for refusal in refusals]
     for error in errors:
         if debug:

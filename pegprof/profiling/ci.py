@@ -7,27 +7,19 @@ from pathlib import Path
 from pegprof.errors import PegprofError
 from pegprof.profiling import gate_report
 from pegprof.profiling.gate import Gate, Refusal
-from pegprof.profiling.output import write
+from pegprof.profiling.output import Exports, write
 
 
 def publish(
     gates: Sequence[Gate],
     refusals: Sequence[Refusal] = (),
     *,
-    junit: Path | None,
-    json: Path | None,
-    markdown: Path | None,
+    exports: Exports,
     environment: Mapping[str, str] = os.environ,
 ) -> str:
     """Writes the files, and on GitHub the summary of the job; returns what is to be printed for GitHub, if anything."""
-    files = {
-        "--junit": (junit, gate_report.render_junit),
-        "--export-json": (json, gate_report.render_json),
-        "--export-markdown": (markdown, gate_report.render_markdown),
-    }
-    for flag, (path, render) in files.items():
-        if path:
-            write(path, render(gates, refusals), flag)
+    for name, path in exports.files.items():
+        write(path, gate_report.FORMATS[name](gates, refusals), name)
     if summary := environment.get("GITHUB_STEP_SUMMARY"):
         _append(Path(summary), gate_report.render_markdown(gates, refusals))
     return gate_report.render_annotations(gates, refusals) if environment.get("GITHUB_ACTIONS") == "true" else ""

@@ -2,12 +2,13 @@
 
 import json
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pegprof.profiling import records
 from pegprof.profiling.comparison import Change, Outcome
 from pegprof.profiling.gate import Gate, Refusal
 from pegprof.profiling.markdown import escape, table
+from pegprof.profiling.result import GATE_KIND
 from pegprof.profiling.tables import WIDTH, Column, make_console, print_words, text_of
 
 SCHEMA = 1
@@ -174,4 +175,12 @@ def render_json(gates: Sequence[Gate], refusals: Sequence[Refusal] = ()) -> str:
         }
         for refusal in refusals
     ]
-    return json.dumps({"schema": SCHEMA, "gates": data, "errors": errors}, indent=1, ensure_ascii=False) + "\n"
+    outcome = {"schema": SCHEMA, "kind": GATE_KIND, "gates": data, "errors": errors}
+    return json.dumps(outcome, indent=1, ensure_ascii=False) + "\n"
+
+
+FORMATS: dict[str, Callable[[Sequence[Gate], Sequence[Refusal]], str]] = {
+    "junit": render_junit,
+    "json": render_json,
+    "markdown": render_markdown,
+}

@@ -5,7 +5,7 @@ import dataclasses
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pegprof.errors import PegprofError
@@ -24,7 +24,7 @@ class Exports:
 
     def write_files(self, result: Result) -> None:
         for name, path in self.files.items():
-            write(path, FORMATS[name](result), _flag(name))
+            write(path, FORMATS[name](result), name)
 
     def check_writable(self) -> None:
         """Raises in words, before anything is measured, if a file cannot be written later."""
@@ -35,6 +35,14 @@ class Exports:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with tempfile.TemporaryFile(dir=path.parent):
                     pass
+
+    def check_apart_from(self, read: Iterable[Path]) -> None:
+        """Raises if a file would be written over one that is read."""
+        inputs = {path.resolve() for path in read}
+        for name, path in self.files.items():
+            if path.resolve() in inputs:
+                hint = f"name another file with {_flag(name)}"
+                raise PegprofError(f"{path} is both read and written", hint=hint)
 
 
 class Saver:
@@ -56,8 +64,10 @@ class Saver:
             self.failure = error
 
 
-def choose_exports(asked: Mapping[str, str | None], *, no_csv: bool, default_csv: Path) -> Exports:
-    """What the options ``--export-FORMAT`` ask for, and the CSV that is written unless they say otherwise.
+def choose_exports(
+    asked: Mapping[str, str | None], *, no_csv: bool = False, default_csv: Path | None = None
+) -> Exports:
+    """What the options ``--export-FORMAT`` ask for, and the CSV, if any, that is written unless they say otherwise.
 
     >>> choose_exports({"csv": None, "json": "-"}, no_csv=True, default_csv=Path("x.csv"))
     Exports(files={}, stdout='json')
@@ -66,10 +76,10 @@ def choose_exports(asked: Mapping[str, str | None], *, no_csv: bool, default_csv
         raise PegprofError("--export-csv and --no-csv contradict each other", hint="leave one of them out")
     to_stdout = [name for name, path in asked.items() if path == STDOUT]
     if len(to_stdout) > 1:
-        what = f"{' and '.join(f'--export-{name}' for name in to_stdout)} cannot both go to stdout"
+        what = f"{' and '.join(map(_flag, to_stdout))} cannot both go to stdout"
         raise PegprofError(what, hint="name a file for all but one of them")
     files = {name: Path(path) for name, path in asked.items() if path and path != STDOUT}
-    if not (no_csv or asked.get("csv")):
+    if default_csv and not (no_csv or asked.get("csv")):
         files = {"csv": default_csv, **files}
     if len({path.resolve() for path in files.values()}) < len(files):
         raise PegprofError("two exports go to the same file", hint="name another file for one of them")
@@ -102,16 +112,16 @@ def _file_name(model: str) -> str:
 
 
 def _flag(name: str) -> str:
-    return f"--export-{name}"
+    return "--junit" if name == "junit" else f"--export-{name}"
 
 
-def write(path: Path, text: str, flag: str) -> None:
+def write(path: Path, text: str, name: str) -> None:
     """Replaces the file in one step: a reader sees the old text or the new, never half of one.
 
     Args:
-      flag: what named the file.
+      name: of the format.
     """
-    with _in_words(path, flag):
+    with _in_words(path, _flag(name)):
         draft = tempfile.NamedTemporaryFile(  # noqa: SIM115  (it becomes the file, or goes)
             "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8", newline=""
         )

@@ -21,6 +21,8 @@ DEFAULT_BATCH = 64
 MIN_RUNS = 3
 SCHEMA = 1
 """Of the JSON. It grows by one whenever a field gets another meaning or goes away."""
+GATE_KIND = "gate"
+"""Of JSON that is the outcome of a gate; a Result has no kind."""
 
 Status = Literal["ok", "refused", "failed", "skipped"]
 Evidence = Literal["measured", "compiled"]
@@ -254,6 +256,8 @@ def _load(text: str) -> dict[str, Any]:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _not_a_result(str(error) or "it is nested too deeply") from error
+    if isinstance(data, dict) and data.get("kind") == GATE_KIND:
+        raise _not_a_result("it is the outcome of a gate")
     schema = data.pop("schema", None) if isinstance(data, dict) else None
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         raise _not_a_result("it has no schema")

@@ -1,6 +1,7 @@
 """Gates: a run against its baseline, and two results side by side."""
 
 import glob
+import json
 import re
 import shutil
 
@@ -91,6 +92,29 @@ def test_two_results_are_compared_without_running_anything(pegprof_in, baseline)
     assert "| 8 | cpu | surgery | ok |" in done.stdout
     done = pegprof_in("gate", "b.json", "--result", "b.json")
     assert (done.returncode, done.stderr) == (ExitCode.OK, "")
+
+
+@pytest.mark.parametrize("inputs", [["b.json"], ["other.json", "--result", "b.json"]], ids=["baseline", "result"])
+@pytest.mark.parametrize("flag", ["--export-json", "--export-markdown", "--junit"])
+def test_a_gate_does_not_write_over_what_it_reads(pegprof_in, baseline, inputs, flag):
+    before = baseline.read_text()
+    done = pegprof_in("gate", *inputs, flag, "./b.json")
+    assert done.returncode == ExitCode.USAGE
+    assert done.stderr == f"error: b.json is both read and written\nhint: name another file with {flag}\n"
+    assert baseline.read_text() == before
+
+
+def test_an_export_to_stdout_is_alone_there_and_the_text_is_on_stderr(pegprof_in, baseline):
+    done = pegprof_in("gate", "b.json", "--result", "b.json", "--export-json", "-")
+    assert done.returncode == ExitCode.OK
+    (found,) = json.loads(done.stdout)["gates"]
+    assert found["passed"]
+    assert done.stderr.startswith("net.py:net against b.json: nothing changed")
+    assert not (pegprof_in.folder / "-").exists()
+    done = pegprof_in("gate", "nofile.json", "--export-markdown", "-", GITHUB_ACTIONS="true", GITHUB_STEP_SUMMARY="")
+    assert done.returncode == ExitCode.USAGE
+    assert done.stdout.startswith("### ❌ pegprof gate: nofile.json was not compared\n")
+    assert done.stderr.startswith("::error title=pegprof gate%3A nofile.json::")
 
 
 def test_the_commands_of_the_example_workflow_run(pegprof_in, baseline):

@@ -25,6 +25,7 @@ from pegprof.profiling.gate import (
     settings_of,
 )
 from pegprof.profiling.limits import Limits, LimitTable
+from pegprof.profiling.output import Exports
 from pegprof.profiling.result import Settings
 from tests.profiling.results import GRAD, PLAN, RESULT, SURGERY, make_row
 
@@ -445,6 +446,13 @@ def test_json_has_every_number_that_was_compared(failed_gate):
     assert len(found["changes"]) == len(failed_gate.changes)
 
 
+def test_the_outcome_of_a_gate_is_told_from_a_result(failed_gate, tmp_path):
+    path = write(tmp_path / "outcome.json", gate_report.render_json([failed_gate]))
+    with pytest.raises(PegprofError, match="this is not a result of pegprof: it is the outcome of a gate") as caught:
+        gate(path)
+    assert caught.value.where == str(path)
+
+
 INCOMPARABLE = Refusal(
     baseline="old.json",
     error=PegprofError("jax was 1, is 2\x1b", where="old.json", hint="make a new one", exit_code=ExitCode.INCOMPARABLE),
@@ -465,7 +473,7 @@ def test_junit_has_an_error_for_a_baseline_that_was_not_compared(failed_gate):
 def test_github_and_the_files_know_of_a_baseline_that_was_not_compared_even_if_it_is_the_only_one(tmp_path):
     summary, json_file = tmp_path / "summary.md", tmp_path / "g.json"
     github = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary)}
-    said = ci.publish([], [INCOMPARABLE], junit=None, json=json_file, markdown=None, environment=github)
+    said = ci.publish([], [INCOMPARABLE], exports=Exports(files={"json": json_file}), environment=github)
     assert said == "::error title=pegprof gate%3A old.json::jax was 1, is 2\x1b%0Ahint: make a new one\n"
     assert summary.read_text().startswith("### ❌ pegprof gate: old.json was not compared\n\njax was 1, is 2")
     assert json.loads(json_file.read_text())["errors"] == [
@@ -476,11 +484,11 @@ def test_github_and_the_files_know_of_a_baseline_that_was_not_compared_even_if_i
 def test_on_github_the_jobs_summary_grows_and_elsewhere_nothing_is_said(failed_gate, tmp_path):
     summary = tmp_path / "summary.md"
     summary.write_text("before\n")
-    files = dict.fromkeys(("junit", "json", "markdown"))
+    nowhere = Exports(files={})
     github = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary)}
-    assert ci.publish([failed_gate], **files, environment=github).startswith("::error")
+    assert ci.publish([failed_gate], exports=nowhere, environment=github).startswith("::error")
     assert summary.read_text().startswith("before\n### ❌ pegprof gate: transformer-151m")
-    assert ci.publish([failed_gate], **files, environment={}) == ""
+    assert ci.publish([failed_gate], exports=nowhere, environment={}) == ""
 
 
 def test_two_results_stand_side_by_side_with_what_changed():

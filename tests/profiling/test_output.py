@@ -45,6 +45,20 @@ def test_what_cannot_be_is_refused(asked, words):
     assert caught.value.hint
 
 
+def test_without_a_default_only_what_is_asked_for_is_written():
+    assert choose_exports({"junit": "j.xml", "json": "-"}) == Exports(files={"junit": Path("j.xml")}, stdout="json")
+    with pytest.raises(PegprofError, match="--junit and --export-json cannot both go to stdout"):
+        choose_exports({"junit": "-", "json": "-"})
+
+
+def test_a_file_that_is_read_is_not_written_over(tmp_path):
+    (tmp_path / "link.json").symlink_to(tmp_path / "b.json")
+    for name in ("b.json", "link.json"):
+        with pytest.raises(PegprofError, match="is both read and written\nhint: name another file with --junit"):
+            Exports(files={"junit": tmp_path / name}).check_apart_from([tmp_path / "x" / ".." / "b.json"])
+    Exports(files={"junit": tmp_path / "j.xml"}).check_apart_from([tmp_path / "b.json"])
+
+
 def test_a_folder_is_no_file(tmp_path):
     with pytest.raises(PegprofError, match=r"cannot write .*: it is a folder"):
         Exports(files={"json": tmp_path}).check_writable()
