@@ -206,7 +206,8 @@ def _check_baseline(baseline: Result, path: Path, *, time: bool) -> None:
     """Raises if it says nothing, or nonsense: a gate that passes whatever comes is worse than none."""
 
     def refuse(why: str) -> PegprofError:
-        hint = f"make a new one: {command_of(baseline.settings, export_json=path)}"
+        needed = dataclasses.replace(baseline.settings, time=time or baseline.settings.time)
+        hint = f"make a new one: {command_of(needed, export_json=path)}"
         return PegprofError(f"this is no baseline: {why}", where=str(path), hint=hint)
 
     if not baseline.complete:

@@ -248,8 +248,13 @@ def test_a_file_that_is_no_baseline_is_refused_with_its_name(tmp_path, name, tex
 
 
 def test_a_baseline_without_times_cannot_gate_times(tmp_path):
-    with pytest.raises(PegprofError, match="it has no times"):
-        gate(write(tmp_path / "b.json", UNTIMED), time=True)
+    path = write(tmp_path / "b.json", UNTIMED)
+    with pytest.raises(PegprofError, match="it has no times") as caught:
+        gate(path, time=True)
+    hint = (
+        f"make a new one: pegprof run transformer-151m --batch 64 --methods grad,surgery --no-csv --export-json {path}"
+    )
+    assert caught.value.hint == hint
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path):
