@@ -391,6 +391,7 @@ def gate_baselines(
     )
     exports = output.choose_exports({"junit": junit, "json": export_json, "markdown": export_markdown})
     exports.check_apart_from([*baselines, *([result] if result else [])])
+    exports.check_writable()
     with progress.listen(quiet=quiet) as talk:
         gates, refusals = gate.pass_gates(
             baselines,
@@ -402,10 +403,10 @@ def gate_baselines(
     text_file = sys.stderr if exports.stdout else sys.stdout
     if gates:
         print(gate_report.render_gates(gates, **_shape_of(text_file)), file=text_file, flush=True)
-    print(ci.publish(gates, refusals, exports=exports), end="", file=text_file, flush=True)
+    print(ci.annotate(gates, refusals), end="", file=text_file, flush=True)
     if exports.stdout:
         print(gate_report.FORMATS[exports.stdout](gates, refusals), end="", flush=True)
-    errors = [refusal.error for refusal in refusals]
+    errors = [*(refusal.error for refusal in refusals), *ci.publish(gates, refusals, exports=exports)]
     for error in errors:
         if debug:
             raise error

@@ -1,5 +1,6 @@
 """Where those who look after CI find the outcome of gates: the files they ask for, and GitHub's own places."""
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,12 +17,27 @@ def publish(
     *,
     exports: Exports,
     environment: Mapping[str, str] = os.environ,
-) -> str:
-    """Writes the files, and on GitHub the summary of the job; returns what is to be printed for GitHub, if anything."""
-    for name, path in exports.files.items():
-        write(path, gate_report.FORMATS[name](gates, refusals), name)
+) -> list[PegprofError]:
+    """Writes the files, and on GitHub the summary of the job; returns what went wrong, which hides no regression."""
+    writes = [
+        functools.partial(write, path, gate_report.FORMATS[name](gates, refusals), name)
+        for name, path in exports.files.items()
+    ]
     if summary := environment.get("GITHUB_STEP_SUMMARY"):
-        _append(Path(summary), gate_report.render_markdown(gates, refusals))
+        writes.append(functools.partial(_append, Path(summary), gate_report.render_markdown(gates, refusals)))
+    errors = []
+    for write_one in writes:
+        try:
+            write_one()
+        except PegprofError as error:
+            errors.append(error)
+    return errors
+
+
+def annotate(
+    gates: Sequence[Gate], refusals: Sequence[Refusal] = (), *, environment: Mapping[str, str] = os.environ
+) -> str:
+    """What is to be printed for GitHub, if anything."""
     return gate_report.render_annotations(gates, refusals) if environment.get("GITHUB_ACTIONS") == "true" else ""
 
 

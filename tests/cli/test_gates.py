@@ -104,6 +104,12 @@ def test_a_gate_does_not_write_over_what_it_reads(pegprof_in, baseline, inputs, 
     assert baseline.read_text() == before
 
 
+def test_a_gate_looks_whether_it_can_write_before_it_measures(pegprof_in, baseline):
+    done = pegprof_in("gate", "b.json", "--junit", "net.py/j.xml")
+    assert done.returncode == ExitCode.USAGE
+    assert done.stderr.startswith("error: cannot write net.py/j.xml: ")  # and nothing before that of any progress
+
+
 def test_an_export_to_stdout_is_alone_there_and_the_text_is_on_stderr(pegprof_in, baseline):
     done = pegprof_in("gate", "b.json", "--result", "b.json", "--export-json", "-")
     assert done.returncode == ExitCode.OK

@@ -478,8 +478,11 @@ def test_junit_has_an_error_for_a_baseline_that_was_not_compared(failed_gate):
 def test_github_and_the_files_know_of_a_baseline_that_was_not_compared_even_if_it_is_the_only_one(tmp_path):
     summary, json_file = tmp_path / "summary.md", tmp_path / "g.json"
     github = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary)}
-    said = ci.publish([], [INCOMPARABLE], exports=Exports(files={"json": json_file}), environment=github)
-    assert said == "::error title=pegprof gate%3A old.json::jax was 1, is 2\x1b%0Ahint: make a new one\n"
+    assert ci.publish([], [INCOMPARABLE], exports=Exports(files={"json": json_file}), environment=github) == []
+    assert (
+        ci.annotate([], [INCOMPARABLE], environment=github)
+        == "::error title=pegprof gate%3A old.json::jax was 1, is 2\x1b%0Ahint: make a new one\n"
+    )
     assert summary.read_text().startswith("### ❌ pegprof gate: old.json was not compared\n\njax was 1, is 2")
     assert json.loads(json_file.read_text())["errors"] == [
         {"baseline": "old.json", "exit_code": 4, "what": "jax was 1, is 2\x1b", "hint": "make a new one"}
@@ -491,9 +494,22 @@ def test_on_github_the_jobs_summary_grows_and_elsewhere_nothing_is_said(failed_g
     summary.write_text("before\n")
     nowhere = Exports(files={})
     github = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary)}
-    assert ci.publish([failed_gate], exports=nowhere, environment=github).startswith("::error")
+    assert ci.publish([failed_gate], exports=nowhere, environment=github) == []
+    assert ci.annotate([failed_gate], environment=github).startswith("::error")
     assert summary.read_text().startswith("before\n### ❌ pegprof gate: transformer-151m")
-    assert ci.publish([failed_gate], exports=nowhere, environment={}) == ""
+    assert ci.annotate([failed_gate], environment={}) == ""
+
+
+def test_a_file_that_cannot_be_written_hides_neither_the_others_nor_a_regression(failed_gate, tmp_path):
+    exports = Exports(files={"junit": tmp_path / "gone" / "j.xml", "json": tmp_path / "g.json"})
+    errors = ci.publish([failed_gate], exports=exports, environment={"GITHUB_STEP_SUMMARY": str(tmp_path)})
+    assert [error.what.partition(":")[0] for error in errors] == [
+        f"cannot write {tmp_path / 'gone' / 'j.xml'}",
+        "cannot write the job's summary",
+    ]
+    assert (tmp_path / "g.json").exists()
+    assert exit_code([failed_gate], errors) == ExitCode.NO
+    assert exit_code([], errors) == ExitCode.USAGE
 
 
 def test_two_results_stand_side_by_side_with_what_changed():
