@@ -45,7 +45,7 @@ def main(
             for number in range(1, gates + 1):
                 start_s = time.monotonic()
                 limits, read = LimitTable(flags={"time": True}), read_baseline(baseline, time=True)
-                gate = pass_gate(read, limits=limits, measure=_measure)
+                gate = pass_gate(read, limits=limits, measure=lambda settings, check: _measure(settings))
                 rows += _rows(gate, number, load, took_s=time.monotonic() - start_s)
                 say(f"gate {number}: " + "; ".join(f"{row['outcome']}: {row['words']}" for row in rows[-1:]))
                 write_csv(rows, str(csv))

@@ -396,7 +396,7 @@ def gate_baselines(
         gates, refusals = gate.pass_gates(
             baselines,
             limits=table,
-            measure=lambda settings: measure.measure(settings, talk=talk, debug=debug),
+            measure=lambda settings, check: measure.measure(settings, talk=talk, outlined=check, debug=debug),
             result=result,
             warn=lambda text: _say(f"warning: {text}"),
         )

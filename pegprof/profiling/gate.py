@@ -1,6 +1,6 @@
 """The gate: what a baseline holds is measured again, at its settings, and compared with it.
 
-    baseline.json ──> is it whole? ──> measure again ──> is it comparable? ──> compare_results ──> Gate
+    baseline.json ──> is it whole? ──> is it comparable? ──> measure again ──> compare_results ──> Gate
 
 A baseline that cannot be read, holds nothing to compare, or was made by other versions or on another device is never a
 pass: it raises, with the command that makes a new one.
@@ -31,7 +31,9 @@ MUST_AGREE = (
 )
 """What of the environment decides the bytes and the plans."""
 
-Measure = Callable[[Settings], Result]
+Check = Callable[[Result], None]
+Measure = Callable[[Settings, Check], Result]
+"""From settings. The check is given what the result will be made with, before anything is measured, and may raise."""
 Warn = Callable[[str], None]
 
 
@@ -50,6 +52,15 @@ class Baseline:
     @property
     def model(self) -> str:
         return self.before.settings.model
+
+    def check_comparable(self, after: Result) -> None:
+        if differences := find_differences(self.before, after):
+            raise PegprofError(
+                "the baseline is not comparable: " + "; ".join(differences),
+                where=str(self.path),
+                hint=f"make a new one: {command_of(self.before.settings, export_json=self.path)}",
+                exit_code=ExitCode.INCOMPARABLE,
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -157,14 +168,8 @@ def pass_gate(baseline: Baseline, *, limits: LimitTable, measure: Measure) -> Ga
       PegprofError: exit code 4 for a baseline that is not comparable.
     """
     before = baseline.before
-    after = baseline.after or measure(settings_of(before, time=limits.time))
-    if differences := find_differences(before, after):
-        raise PegprofError(
-            "the baseline is not comparable: " + "; ".join(differences),
-            where=str(baseline.path),
-            hint=f"make a new one: {command_of(before.settings, export_json=baseline.path)}",
-            exit_code=ExitCode.INCOMPARABLE,
-        )
+    after = baseline.after or measure(settings_of(before, time=limits.time), baseline.check_comparable)
+    baseline.check_comparable(after)
     changes = compare_results(before, after, limits=lambda method: limits.of(baseline.model, method), time=limits.time)
     return Gate(baseline=str(baseline.path), before=before, after=after, changes=tuple(changes), time=limits.time)
 

@@ -71,6 +71,7 @@ def measure(
     talk: Talk,
     save: Save = _ignore,
     preview: Save = _ignore,
+    outlined: Save = _ignore,
     debug: bool = False,
     problem: Problem | None = None,
     chosen: Sequence[Target] = (),
@@ -82,12 +83,17 @@ def measure(
       talk: is told in words what is going on.
       save: is given the result so far after each stage.
       preview: is given the result once, when the memory is known and the timing, which takes longest, is to begin.
+      outlined: is given the result once, before anything is compiled: what it will be of and made with, but no numbers
+        yet. What it raises ends the measurement.
       debug: talk also passes on what children print.
       problem: a model that only this process knows. Everything then happens here, and the rows say so.
       chosen: the targets that the settings name, where the caller has found them already.
     """
     targets = tuple(chosen) or find_targets(settings, talk=talk, problem=problem)
-    return Session(settings, targets, talk=talk, save=save, preview=preview, debug=debug, problem=problem).run()
+    session = Session(
+        settings, targets, talk=talk, save=save, preview=preview, outlined=outlined, debug=debug, problem=problem
+    )
+    return session.run()
 
 
 def find_targets(settings: Settings, *, talk: Talk, problem: Problem | None = None) -> tuple[Target, ...]:
@@ -117,9 +123,10 @@ class Session:
         preview: Save,
         debug: bool,
         problem: Problem | None,
+        outlined: Save = _ignore,
     ):
         self.settings, self.targets, self.talk, self.debug, self.problem = settings, targets, talk, debug, problem
-        self.save, self.preview = save, preview
+        self.save, self.preview, self.outlined = save, preview, outlined
         self.asker = Asker(settings=settings, talk=talk, debug=debug, problem=problem)
         self.host = next((target for target in targets if target.runs), None)
         self.compiled: dict[Key, Compiled] = {}
@@ -144,6 +151,7 @@ class Session:
 
     def _run_stages(self) -> None:
         self.describe(then=self.targets[0])
+        self.outlined(self._outline())
         total = len(self.targets) * len(self.settings.batches) * len(self.settings.methods)
         for target in self.targets:
             for batch, method in itertools.product(self.settings.batches, self.settings.methods):
@@ -288,6 +296,13 @@ class Session:
             other_plans={target.name: plans for target in others if (plans := self._plans(target))},
         )
 
+    def _outline(self) -> Result:
+        """The result with all of its rows, as if each compile had said nothing."""
+        everything = itertools.product(self.settings.batches, self.targets, self.settings.methods)
+        return dataclasses.replace(
+            self.result(), rows=tuple(self._row(batch, method, target) for batch, target, method in everything)
+        )
+
     def _keys(self) -> list[tuple[int, str, Target]]:
         """What is compiled so far, batch by batch, and for each the targets in the order in which they were named."""
         compiled = list(self.compiled)
@@ -301,7 +316,7 @@ class Session:
         return [key for key in everything if key in self.timed and self.timed[key].samples_s]
 
     def _row(self, batch: int, method: str, target: Target) -> Row:
-        compiled = self.compiled[batch, method, target.name]
+        compiled = self.compiled.get((batch, method, target.name), Compiled())
         grad_compiled = self.compiled.get((batch, "grad", target.name), Compiled())
         timed, grad_timed = (
             self.timed.get((batch, name), Timed()) if target is self.host else Timed() for name in (method, "grad")

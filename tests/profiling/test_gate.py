@@ -200,7 +200,7 @@ def write(path, result=BASELINE):
 
 def gate(path, after=BASELINE, *, time=False):
     limits = LimitTable(flags={"time": time})
-    return pass_gate(read_baseline(path, time=time), limits=limits, measure=lambda settings: after)
+    return pass_gate(read_baseline(path, time=time), limits=limits, measure=lambda settings, check: after)
 
 
 def test_an_unchanged_program_passes(tmp_path):
@@ -213,7 +213,7 @@ def test_what_is_measured_again_is_what_the_baseline_holds_in_as_much_memory(tmp
     pass_gate(
         read_baseline(write(tmp_path / "b.json"), time=False),
         limits=LimitTable(),
-        measure=lambda settings: asked.append(settings) or BASELINE,
+        measure=lambda settings, check: asked.append(settings) or BASELINE,
     )
     assert asked == [dataclasses.replace(BASELINE.settings, time=False, planned_bytes=20 * 2**30)]
     assert settings_of(BASELINE, time=True).time
@@ -278,6 +278,17 @@ def test_other_versions_are_listed_with_the_command_for_a_new_baseline(tmp_path)
     assert caught.value.hint == f"make a new one: {command_of(BASELINE.settings, export_json=path)}"
 
 
+def test_what_is_made_with_other_versions_is_not_even_measured(tmp_path):
+    def measure(settings, check):
+        check(dataclasses.replace(BASELINE, environment=dataclasses.replace(BASELINE.environment, jaxlib="0.11.0")))
+        raise AssertionError("measured all the same")
+
+    path = write(tmp_path / "b.json")
+    gates, (refusal,) = pass_gates([path], limits=LimitTable(), measure=measure)
+    assert (gates, refusal.error.exit_code) == ([], ExitCode.INCOMPARABLE)
+    assert refusal.words == "the baseline is not comparable: jaxlib was 0.10.2, is 0.11.0"
+
+
 def test_a_baseline_of_another_step_or_of_none_is_not_comparable(tmp_path):
     settings = dataclasses.replace(BASELINE.settings, step="micro_adam")
     path = write(tmp_path / "b.json", dataclasses.replace(BASELINE, settings=settings))
@@ -289,13 +300,13 @@ def test_a_baseline_of_another_step_or_of_none_is_not_comparable(tmp_path):
 
 def test_a_baseline_that_cannot_be_compared_does_not_hide_the_others(tmp_path):
     good, bad = write(tmp_path / "good.json"), write(tmp_path / "bad.json", "")
-    gates, refusals = pass_gates([bad, good], limits=LimitTable(), measure=lambda settings: BASELINE)
+    gates, refusals = pass_gates([bad, good], limits=LimitTable(), measure=lambda settings, check: BASELINE)
     assert [found.baseline for found in gates] == [str(good)]
     assert [refusal.baseline for refusal in refusals] == [str(bad)]
 
 
 def test_a_model_that_cannot_be_measured_refuses_its_baseline_and_says_where(tmp_path):
-    def measure(settings):
+    def measure(settings, check):
         raise PegprofError("no such name", where="net.py:3", exit_code=ExitCode.UNMEASURED)
 
     path = write(tmp_path / "b.json")
@@ -327,7 +338,7 @@ def test_a_regression_decides_the_exit_code_unless_it_may_not(failed_gate):
 # Limits that limit nothing.
 
 
-def measure_never(settings):
+def measure_never(settings, check):
     raise AssertionError("this is to be refused before anything is measured")
 
 
@@ -367,7 +378,7 @@ def test_what_of_the_file_limits_nothing_is_a_warning_since_other_gates_may_need
     pass_gates(
         [write(tmp_path / "b.json")],
         limits=LimitTable(file=file),
-        measure=lambda settings: BASELINE,
+        measure=lambda settings, check: BASELINE,
         warn=warnings.append,
     )
     of_time, of_no_model, of_no_method = warnings

@@ -21,6 +21,7 @@ from pegprof.profiling.measure import measure
 from pegprof.profiling.progress import Silence
 from pegprof.profiling.result import Result, Settings
 from pegprof.profiling.targets import cpu_target, host_target
+from tests.compilers import needs_compilers
 from tests.waiting import finish, living, wait_for
 
 MODELS = str(Path(__file__).with_name("models.py"))
@@ -166,6 +167,24 @@ def test_the_result_is_saved_with_each_step_and_says_when_it_is_whole():
     assert saved[0].rows[0].reason == "in this process; not timed yet"
     assert "not timed yet" not in saved[-1].rows[0].reason
     assert (saved[-1].plans[2].batch, saved[-1].environment.backend) == (2, "cpu")
+
+
+@needs_compilers
+def test_what_a_result_will_be_made_with_is_known_before_anything_is_compiled():
+    outlines, saved = [], []
+
+    def end(outline):
+        outlines.append(outline)
+        raise PegprofError("that is enough")
+
+    settings = Settings(model=f"{MODELS}:fine", batches=(4, 8), methods=("grad", "vmap"), targets=("cpu", "tpu-v5e"))
+    with pytest.raises(PegprofError, match="that is enough"):
+        measure(settings, talk=Silence(), save=saved.append, outlined=end)
+    (outline,) = outlines
+    assert saved == []
+    assert outline.environment.jax == jax.__version__
+    assert len(outline.rows) == 8
+    assert {(row.target, row.compiler is not None) for row in outline.rows} == {("cpu", False), ("tpu-v5e", True)}
 
 
 def test_a_batch_too_small_for_a_statistic_is_refused():
