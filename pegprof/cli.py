@@ -367,7 +367,7 @@ def gate_baselines(
         list[str] | None, typer.Option("--max", metavar="METHOD.COLUMN=X", help="The most that a column may be.")
     ] = None,
     result: Annotated[Path | None, typer.Option(metavar="FILE", help="Compare this; run nothing.")] = None,
-    no_fail: Annotated[bool, typer.Option("--no-fail", help="Say what failed, and end with 0.")] = False,
+    no_fail: Annotated[bool, typer.Option("--no-fail", help="Say what failed, and end with 0 for it.")] = False,
     junit: Annotated[str | None, typer.Option(metavar="FILE", help="The outcome as JUnit XML; - is stdout.")] = None,
     export_json: Annotated[str | None, typer.Option(metavar="FILE", help="The outcome as JSON; - is stdout.")] = None,
     export_markdown: Annotated[
