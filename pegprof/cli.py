@@ -6,14 +6,16 @@ Data goes to stdout, talk to stderr.
 import contextlib
 import shlex
 import sys
+import traceback
 from pathlib import Path
 from typing import IO, Annotated, Any, NoReturn
 
 import typer
 
 import pegprof
-from pegprof.errors import ExitCode, PegprofError
+from pegprof.errors import ExitCode, PegprofError, first_line
 from pegprof.profiling.result import DEFAULT_BATCH
+from pegprof.streams import open_streams
 
 # Typer's rich help would take a third of a second to load.
 app = typer.Typer(
@@ -27,20 +29,30 @@ app = typer.Typer(
 
 
 def main() -> NoReturn:
-    """The entry point: errors that a user can act on become words and an exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that knows no × shall not cost a measurement
+    """The entry point: whatever goes wrong becomes words and an exit code."""
+    open_streams()
     try:
-        app(prog_name="pegprof")
-    except PegprofError as error:
-        if "--debug" in sys.argv:
-            raise
-        _say(f"error: {error}")
-        sys.exit(error.exit_code)
+        try:
+            app(prog_name="pegprof")
+        finally:
+            sys.stdout.flush()  # here, where it can be said that something cannot be written
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
+    except Exception as error:
+        sys.exit(_explain(error))
     sys.exit(ExitCode.OK)
+
+
+def _explain(error: Exception) -> ExitCode:
+    """Says what went wrong, and returns what to end with."""
+    if not isinstance(error, PegprofError):
+        what = f"this is a bug in pegprof, or something is wrong with this machine: {first_line(error)}"
+        error = PegprofError(what, hint="--debug shows the traceback", exit_code=ExitCode.UNMEASURED)
+    if "--debug" in sys.argv:
+        traceback.print_exc()
+    else:
+        _say(f"error: {error}")
+    return error.exit_code
 
 
 def _say(text: str) -> None:
@@ -87,6 +99,7 @@ NoCache = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on stderr but warnings and errors.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks, and all that the model prints.")]
+Tracebacks = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
 @app.command()
@@ -296,7 +309,7 @@ def inspect(
 
 
 @app.command(name="targets")
-def show_targets(quiet: Quiet = False) -> None:
+def show_targets(quiet: Quiet = False, debug: Tracebacks = False) -> None:
     """List the devices that --target knows, and which can be compiled for now.
 
     With their memory as programs can have it, and the line that installs the compilers that are missing.
@@ -309,7 +322,7 @@ def show_targets(quiet: Quiet = False) -> None:
 
 
 @app.command(name="doctor")
-def see_doctor(quiet: Quiet = False) -> None:
+def see_doctor(quiet: Quiet = False, debug: Tracebacks = False) -> None:
     """Say what is missing, and how to get it.
 
     Versions, devices, memory and extras; the exit code is 3 where nothing could be measured.
@@ -344,7 +357,7 @@ def list_models(
 def new(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Its name, like my_model.py.")],
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    debug: Tracebacks = False,
 ) -> None:
     """Write a starting file for a model of your own, which runs as it is."""
     from pegprof.starting_file import FUNCTION, write_starting_file
@@ -419,6 +432,7 @@ def compare(
     before: Annotated[Path, typer.Argument(metavar="A.json", help="A file of run --export-json.")],
     after: Annotated[Path, typer.Argument(metavar="B.json", help="Another.")],
     markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown.")] = False,
+    debug: Tracebacks = False,
 ) -> None:
     """Show two results side by side."""
     from pegprof.profiling import gate, side_by_side
@@ -457,10 +471,11 @@ def experiment(
     """
     from pegprof.experiments import load_experiment
     from pegprof.experiments.runner import run_experiment
-    from pegprof.profiling import progress
+    from pegprof.profiling import output, progress
 
     chosen = load_experiment(name)
     folder = out or Path("reports") / (f"{name}-quick" if quick else name)
+    output.make_folder(folder, "--out")
     with progress.listen(quiet=quiet) as talk:
         outcome = run_experiment(chosen, folder, quick=quick, talk=talk)
     for finding in outcome.findings:

@@ -15,7 +15,7 @@ class ExitCode(enum.IntEnum):
     OK = 0
     NO = 1  # the answer is no: a regression, or it does not fit
     USAGE = 2  # wrong usage, or a user's file that is wrong
-    UNMEASURED = 3  # nothing measured, a method crashed, methods disagree, a compiler is missing
+    UNMEASURED = 3  # nothing measured, a method or pegprof itself crashed, methods disagree, a compiler is missing
     INCOMPARABLE = 4
     TIME_LIMIT = 124
     INTERRUPTED = 130

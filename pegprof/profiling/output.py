@@ -29,12 +29,10 @@ class Exports:
     def check_writable(self) -> None:
         """Raises in words, before anything is measured, if a file cannot be written later."""
         for name, path in self.files.items():
-            with _in_words(path, _flag(name)):
+            with _in_words(path, _hint(_flag(name))):
                 if path.is_dir():
                     raise IsADirectoryError("it is a folder")
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with tempfile.TemporaryFile(dir=path.parent):
-                    pass
+                _try_folder(path.parent)
 
     def check_apart_from(self, read: Iterable[Path]) -> None:
         """Raises if a file would be written over one that is read."""
@@ -121,7 +119,7 @@ def write(path: Path, text: str, name: str) -> None:
     Args:
       name: of the format.
     """
-    with _in_words(path, _flag(name)):
+    with _in_words(path, _hint(_flag(name))):
         draft = tempfile.NamedTemporaryFile(  # noqa: SIM115  (it becomes the file, or goes)
             "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8", newline=""
         )
@@ -135,13 +133,28 @@ def write(path: Path, text: str, name: str) -> None:
             raise
 
 
+def make_folder(folder: Path, flag: str) -> None:
+    """Raises in words, before anything is measured, if nothing can be written there; ``flag`` is what names it."""
+    with _in_words(folder, f"name another folder with {flag}"):
+        _try_folder(folder)
+
+
+def _try_folder(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
 @contextlib.contextmanager
-def _in_words(path: Path, flag: str) -> Iterator[None]:
+def _in_words(path: Path, hint: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        hint = f"name another file with {flag}" + (", or leave it out with --no-csv" if flag == _flag("csv") else "")
         raise PegprofError(f"cannot write {path}: {error.strerror or error}", hint=hint) from error
+
+
+def _hint(flag: str) -> str:
+    return f"name another file with {flag}" + (", or leave it out with --no-csv" if flag == _flag("csv") else "")
 
 
 def _umask() -> int:

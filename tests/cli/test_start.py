@@ -1,8 +1,11 @@
 """What every command has in common: help, usage, and what its process does not load."""
 
+import inspect
+
 import pytest
 
 import pegprof
+from pegprof.cli import app
 from tests.cli.commands import GRAD_ALONE, run_python
 from tests.waiting import children_cpu_s
 
@@ -43,6 +46,7 @@ def test_version_is_data_on_stdout(pegprof_in):
         (["run", "mlp", "--export-csv", "-", "--export-json", "-"], "cannot both go to stdout"),
         (["run", "mlp", "--export-csv", "x.csv", "--no-csv"], "contradict each other"),
         (["run", "mlp", "--export-json", "/proc/x.json"], "error: cannot write /proc/x.json"),
+        (["experiment", "memory-baseline", "--out", "/proc/x"], "hint: name another folder with --out"),
         (["inspect", "mlp", "--stats", "men"], "hint: did you mean 'mean'?"),
         (["walk"], "walk"),
     ],
@@ -55,8 +59,15 @@ def test_wrong_usage_is_said_on_stderr_with_exit_code_2(pegprof_in, arguments, w
     assert "Traceback" not in done.stderr
 
 
-def test_debug_shows_the_traceback(pegprof_in):
-    assert "Traceback" in pegprof_in("run", "mlp", "--batch", "many", "--debug").stderr
+def test_debug_shows_the_traceback_and_changes_no_exit_code(pegprof_in):
+    done = pegprof_in("run", "mlp", "--batch", "many", "--debug")
+    assert "Traceback" in done.stderr
+    assert done.returncode == 2
+
+
+def test_every_command_can_show_tracebacks():
+    for command in app.registered_commands:
+        assert "debug" in inspect.signature(command.callback).parameters
 
 
 @pytest.mark.parametrize("arguments", [[*GRAD_ALONE, "--no-csv"], ["inspect", "mlp"], ["doctor"]], ids=lambda a: a[0])

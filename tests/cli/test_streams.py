@@ -5,13 +5,16 @@ import os
 import pty
 import select
 import struct
+import subprocess
+import sys
 import termios
 from pathlib import Path
 
 import pytest
 
+from pegprof.errors import ExitCode
 from pegprof.profiling.result import Result
-from tests.cli.commands import FINE, GRAD_ALONE, Pegprof, rows_of
+from tests.cli.commands import ENVIRONMENT, FINE, GRAD_ALONE, Pegprof, rows_of
 from tests.waiting import LIMIT_S, finish
 
 
@@ -29,6 +32,31 @@ def test_a_folder_that_cannot_be_written_to_is_said_before_anything_is_measured(
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: cannot write reports/mlp-b64-cpu.csv")
     assert "hint: name another file with --export-csv, or leave it out with --no-csv" in done.stderr
+
+
+def test_a_reader_that_had_enough_changes_no_exit_code(pegprof_in):
+    reader, writer = os.pipe()
+    os.close(reader)
+    for arguments, code in [(["list"], ExitCode.OK), (["doctor", "--quiet"], ExitCode.UNMEASURED)]:
+        with pegprof_in.start(*arguments, stdout=writer, JAX_PLATFORMS="abacus") as process:
+            assert (finish(process)[1], process.returncode) == ("", code)
+    os.close(writer)
+
+
+def test_what_cannot_be_written_to_stdout_is_an_error_and_not_the_answer_no(pegprof_in):
+    with Path("/dev/full").open("w") as full, pegprof_in.start("--version", stdout=full) as process:
+        _, stderr = finish(process)
+    assert process.returncode == ExitCode.UNMEASURED
+    assert stderr.startswith("error: this is a bug in pegprof, or something is wrong with this machine: OSError: ")
+    assert stderr.endswith("hint: --debug shows the traceback\n")
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_stream_that_is_closed_is_no_error(closed):
+    command = ["sh", "-c", f'exec "$0" -m pegprof list {closed}', sys.executable]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT_S)
+    assert (done.returncode, done.stderr) == (ExitCode.OK, "")
 
 
 @pytest.fixture(scope="module")
