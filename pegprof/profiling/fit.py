@@ -67,10 +67,22 @@ class Fit:
         if any(row.status == "failed" for row in self.result.rows) or any(a.failure for a in self.answers):
             return ExitCode.UNMEASURED
         if self.batch is not None:
-            judged = [row for row in self.result.rows if row.method == "surgery"] or self.result.rows
-            return ExitCode.OK if all(row.status == "ok" for row in judged) else ExitCode.NO
+            return self._judge_batch()
         exact = all(answer.edge and answer.edge.is_exact for answer in self.answers)
         return ExitCode.OK if exact else ExitCode.TIME_LIMIT
+
+    def _judge_batch(self) -> ExitCode:
+        asked = self.result.settings.methods
+        decisive = ("surgery",) if "surgery" in asked else asked
+        if any(row.status != "ok" for row in self.result.rows if row.method in decisive):
+            return ExitCode.NO
+        return ExitCode.TIME_LIMIT if set(decisive) & set(self.uncompiled) else ExitCode.OK
+
+    @property
+    def uncompiled(self) -> list[str]:
+        """The methods that the time limit came before."""
+        compiled = {row.method for row in self.result.rows}
+        return [method for method in self.result.settings.methods if method not in compiled]
 
 
 def check_fit(settings: Settings, target: Target, *, talk: Talk, save: Save, debug: bool = False) -> Fit:
@@ -79,8 +91,7 @@ def check_fit(settings: Settings, target: Target, *, talk: Talk, save: Save, deb
     (batch,) = settings.batches
     with contextlib.closing(session.asker):
         for method in settings.methods:
-            session.compile(batch, method, target)
-            save(session.result())
+            _compile_in_time(session, batch, method, target, saving=threading.Lock())
     return Fit(result=_finish(session), batch=batch)
 
 
@@ -118,6 +129,9 @@ def _start(settings: Settings, target: Target, *, talk: Talk, save: Save, debug:
 
 
 def _finish(session: Session) -> Result:
+    if not session.compiled:
+        what = "the time limit came before anything was compiled"
+        raise PegprofError(what, hint="give it a longer --time-limit", exit_code=ExitCode.TIME_LIMIT)
     session.complete = True
     session.save(session.result())
     return session.result()
@@ -172,20 +186,33 @@ class _Search:
         return Try(fits=compiled.fits(self.capacity_bytes), needs_bytes=compiled.peak_bytes)
 
     def _compile(self, batch: int, surgery_size: int | None = None) -> Compiled | None:
-        """None if there is no time left, or nobody waits any more."""
-        session, deadline_s = self.session, self.session.start_s + self.session.settings.time_limit_s
-        limit_s = min(deadline_s - time.monotonic(), LIMIT_S)
-        if limit_s <= 0 or session.asker.stop.is_set():
-            return None
-        compiled = session.compile(batch, self.method, self.target, surgery_size=surgery_size, limit_s=limit_s)
-        ended = bool(compiled.failure) and (time.monotonic() >= deadline_s or session.asker.stop.is_set())
-        with self.saving:
-            if ended:  # that says nothing of the method
-                del session.compiled[batch, self.method, self.target.name]
-            if session.compiled:
-                session.save(session.result())
-        if ended:
-            return None
-        if compiled.failure:
+        compiled = _compile_in_time(
+            self.session, batch, self.method, self.target, saving=self.saving, surgery_size=surgery_size
+        )
+        if compiled and compiled.failure:
             raise _NoAnswer(f"batch {batch}: {compiled.failure}")
         return compiled
+
+
+def _compile_in_time(
+    session: Session,
+    batch: int,
+    method: str,
+    target: Target,
+    *,
+    saving: threading.Lock,
+    surgery_size: int | None = None,
+) -> Compiled | None:
+    """Compiles and saves. None if there is no time left, or nobody waits any more: that says nothing of the method."""
+    deadline_s = session.start_s + session.settings.time_limit_s
+    limit_s = min(deadline_s - time.monotonic(), LIMIT_S)
+    if limit_s <= 0 or session.asker.stop.is_set():
+        return None
+    compiled = session.compile(batch, method, target, surgery_size=surgery_size, limit_s=limit_s)
+    ended = bool(compiled.failure) and (time.monotonic() >= deadline_s or session.asker.stop.is_set())
+    with saving:
+        if ended:
+            del session.compiled[batch, method, target.name]
+        if session.compiled:
+            session.save(session.result())
+    return None if ended else compiled

@@ -26,6 +26,8 @@ def render_fit(fit: Fit, *, width: int = WIDTH, color: bool = False) -> str:
         print_table(console, _CHECK_COLUMNS, rows)
         for line in remarks(rows):
             print_words(console, line)
+        if fit.uncompiled:
+            print_words(console, f"{', '.join(fit.uncompiled)}: the time limit came before that was compiled")
         return text_of(console)
     print_table(console, _edge_columns(fit), fit.answers)
     for answer in fit.answers:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pegprof.errors import ExitCode
+from pegprof.errors import ExitCode, PegprofError
 from pegprof.profiling import fit as fitting
 from pegprof.profiling.asking import Compiled
 from pegprof.profiling.devices import DEVICES, GIB
@@ -128,10 +128,37 @@ def test_a_method_that_fails_is_no_answer():
     assert found.answers[1].edge.largest == 52
 
 
-def test_when_the_time_is_up_what_is_known_is_said():
-    found = find(dataclasses.replace(SETTINGS, time_limit_s=0.0, methods=("grad",)))
-    assert found.answers[0].edge == Edge(largest=None, refused=None, is_exact=False)
+class Slow(MadeUp):
+    """Each compile takes 1000 s."""
+
+    def compile(self, *arguments, **fields):
+        self.start_s -= 1000
+        return super().compile(*arguments, **fields)
+
+
+def test_when_the_time_is_up_what_is_known_is_said(monkeypatch):
+    monkeypatch.setattr(fitting, "Session", Slow)
+    found = find(dataclasses.replace(SETTINGS, time_limit_s=500.0, methods=("grad",)))
+    assert found.answers[0].edge == Edge(largest=None, refused=64, is_exact=False)
     assert found.exit_code == ExitCode.TIME_LIMIT
+
+
+def test_the_time_limit_is_for_one_batch_too_and_what_it_came_before_is_no_answer(monkeypatch):
+    monkeypatch.setattr(fitting, "Session", Slow)
+    found = check(64, time_limit_s=1500.0)
+    assert [row.method for row in found.result.rows] == ["grad", "vmap"]
+    assert render_fit(found).endswith("\nmicrobatch, surgery: the time limit came before that was compiled")
+    assert found.exit_code == ExitCode.TIME_LIMIT
+    assert check(64, time_limit_s=500.0, methods=("surgery", "grad")).exit_code == ExitCode.OK
+    assert check(64, time_limit_s=500.0, methods=("grad", "microbatch")).exit_code == ExitCode.NO
+    assert check(64, time_limit_s=500.0, methods=("microbatch", "grad")).exit_code == ExitCode.TIME_LIMIT
+
+
+@pytest.mark.parametrize("ask", [find, lambda settings: check(64, time_limit_s=settings.time_limit_s)])
+def test_a_time_limit_that_comes_before_anything_is_compiled_is_said(ask):
+    with pytest.raises(PegprofError, match="the time limit came before anything was compiled") as raised:
+        ask(dataclasses.replace(SETTINGS, time_limit_s=0.0))
+    assert raised.value.exit_code == ExitCode.TIME_LIMIT
 
 
 @pytest.mark.parametrize(
