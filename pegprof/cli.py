@@ -119,7 +119,7 @@ def run(
         int | None, typer.Option("--runs", "-r", min=1, help="Runs that count; 3 to 50 if not given.")
     ] = None,
     time_limit: Annotated[
-        float, typer.Option(metavar="S", min=1, help="Seconds for everything; nothing runs for longer.")
+        float, typer.Option(metavar="S", min=1, help="Seconds for everything; the first compiles are finished even so.")
     ] = 585,
     memory_limit: Annotated[str | None, typer.Option(metavar="20GiB", help="Refuse what needs more.")] = None,
     no_time: Annotated[bool, typer.Option("--no-time", help="Compile only: memory and verdict.")] = False,
@@ -222,8 +222,10 @@ def fit(
 ) -> None:
     """Find the largest batch that fits on a device, by compiling for it.
 
-    With --batch it says whether that one fits, and ends with 0 if surgery fits and with 1 if not. Nothing is run. A CSV
-    of all that was compiled goes to reports/MODEL-fit-TARGET.csv unless --export-csv or --no-csv says otherwise.
+    With --batch it says whether that one fits, and ends with 0 if surgery fits and with 1 if not; where --methods
+    leaves surgery out, all must fit. A compile that failed is 3, a time limit that came before the answer 124. Nothing
+    is run. A CSV of all that was compiled goes to reports/MODEL-fit-TARGET.csv unless --export-csv or --no-csv says
+    otherwise.
     """
     from pegprof.profiling import arguments, fit_text, measure, output, progress, report, units
     from pegprof.profiling import fit as fitting
