@@ -18,7 +18,7 @@ from pegprof.profiling import record
 from pegprof.profiling.process import Child, ChildFailure
 from pegprof.profiling.progress import Talk
 from pegprof.profiling.result import DEFAULT_BATCH
-from pegprof.profiling.tables import WIDTH, Column, make_console, print_table, text_of
+from pegprof.profiling.tables import WIDTH, Column, make_console, natural_width, print_table, text_of
 from pegprof.profiling.units import UNKNOWN, format_count
 
 OWN_PACKAGE = "pegprof"
@@ -128,8 +128,8 @@ def render_json(catalog: Catalog) -> str:
 
 
 def render_terminal(catalog: Catalog, *, width: int = WIDTH, color: bool = False) -> str:
-    """A table that fits the width."""
-    console = make_console(width, color)
+    """A table that fits the width, as long as that leaves room for the names."""
+    console = make_console(max(width, natural_width(_NAME, catalog.entries)), color)
     print_table(console, _COLUMNS, catalog.entries)
     return text_of(console)
 
@@ -138,16 +138,18 @@ def _describe(entry: Entry) -> str:
     return entry.description if entry.package == OWN_PACKAGE else f"{entry.description} ({entry.package})".lstrip()
 
 
+_NAME = Column(header="model", cell=lambda entry: entry.name, right=False, whole=True)
 _COLUMNS = (
-    Column(header="model", cell=lambda entry: entry.name, right=False),
-    Column(header="parameters", cell=lambda entry: format_count(entry.parameters)),
-    Column(header="outside\nembeddings", cell=lambda entry: format_count(entry.parameters_outside_embeddings)),
-    Column(header="batch", cell=lambda entry: str(entry.batch)),
-    Column(header="seq_len", cell=lambda entry: UNKNOWN if entry.seq_len is None else str(entry.seq_len)),
+    _NAME,
+    Column(header="parameters", cell=lambda entry: format_count(entry.parameters), keep=5),
+    Column(header="outside\nembeddings", cell=lambda entry: format_count(entry.parameters_outside_embeddings), keep=3),
+    Column(header="batch", cell=lambda entry: str(entry.batch), keep=1),
+    Column(header="seq_len", cell=lambda entry: UNKNOWN if entry.seq_len is None else str(entry.seq_len), keep=2),
     Column(
         header="dominant",
         cell=lambda entry: "activations" if entry.activations_dominate else "parameters",
         right=False,
+        keep=4,
     ),
-    Column(header="description", cell=_describe, right=False),
+    Column(header="description", cell=_describe, right=False, keep=0, narrowest=20),
 )

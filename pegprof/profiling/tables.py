@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,19 @@ GAP = "  "  # between columns
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Column:
-    """A column: how a record's cell reads, and the smallest ``keep`` is dropped first, None never."""
+    """A column: how a record's cell reads, and what may be done to it to make the table fit.
+
+    Args:
+      keep: the smallest is dropped first, None never.
+      narrowest: the width that its words may be wrapped to before anything is dropped, None for as wide as they are.
+      whole: never wrapped: a name that people type.
+    """
 
     header: str
     cell: Callable[[Any], str]
     keep: int | None = None
+    narrowest: int | None = None
+    whole: bool = False
     right: bool = True
     style: Callable[[Any], str] = lambda record: ""
 
@@ -46,7 +55,7 @@ def print_table(console: "Console", columns: Sequence[Column], records: Sequence
     """The table, without as many of its columns as it takes to fit. If that does not suffice, its words are wrapped."""
     kept = list(columns)
     for column in sorted((c for c in columns if c.keep is not None), key=lambda c: c.keep or 0):
-        if _natural_width(kept, records) <= console.width:
+        if _least_width(kept, records) <= console.width:
             break
         kept.remove(column)
     console.print(_make_table(kept, records))
@@ -57,11 +66,16 @@ def name_of(group: Any) -> str:
     return f"{group.count} × {group.name}" if group.count > 1 else group.name
 
 
-def _natural_width(columns: Sequence[Column], records: Sequence[Any]) -> int:
-    """What a table would like to have: rich's own measure is cut at the width of the console."""
-    cells = ([column.header, *(column.cell(record) for record in records)] for column in columns)
-    widths = (max(len(line) for cell in column for line in cell.split("\n")) for column in cells)
+def _least_width(columns: Sequence[Column], records: Sequence[Any]) -> int:
+    """What a table must have: rich's own measure is cut at the width of the console."""
+    widths = (min(natural_width(c, records), c.narrowest or sys.maxsize) for c in columns)
     return sum(widths) + len(GAP) * (len(columns) - 1)
+
+
+def natural_width(column: Column, records: Sequence[Any]) -> int:
+    """What a column would like to have."""
+    cells = [column.header, *(column.cell(record) for record in records)]
+    return max(len(line) for cell in cells for line in cell.split("\n"))
 
 
 def _make_table(columns: Sequence[Column], records: Sequence[Any]) -> "Table":
@@ -73,7 +87,8 @@ def _make_table(columns: Sequence[Column], records: Sequence[Any]) -> "Table":
         box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, len(GAP) - 1, 0, 0)
     )  # the box adds one
     for column in columns:
-        table.add_column(column.header, justify="right" if column.right else "left", no_wrap=column.right)
+        no_wrap = column.right or column.whole
+        table.add_column(column.header, justify="right" if column.right else "left", no_wrap=no_wrap)
     for record in records:
         table.add_row(*(Text(column.cell(record), style=column.style(record)) for column in columns))
     return table

@@ -39,6 +39,22 @@ def facts_of(problem: Problem) -> dict:
     return survey.describe(problem)
 
 
+# What is shown.
+
+
+@pytest.mark.parametrize("width", [120, 80, 60, 40, 10])
+def test_no_terminal_is_so_narrow_that_a_name_could_not_be_typed(width):
+    long = "a-package-s-model-with-quite-a-name"
+    entry = {"package": "p", "description": "words " * 20, "seq_len": None, "options": {}} | dict.fromkeys(
+        ("parameters", "parameters_outside_embeddings", "parameter_bytes", "activation_bytes_per_example"), 10**8
+    )
+    entries = [catalog.Entry(name=name, activations_dominate=True, **entry) for name in ("transformer-151m", long)]
+    lines = catalog.render_terminal(catalog.Catalog(entries=tuple(entries), warnings=()), width=width).splitlines()
+    assert [line.split()[0] for line in lines if line.startswith(("t", "a"))] == ["transformer-151m", long]
+    assert max(map(len, lines)) <= max(width, len(long))
+    assert ("words" in "".join(lines)) == (width == 120)
+
+
 # What is counted.
 
 
