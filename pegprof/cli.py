@@ -151,7 +151,7 @@ def run(
         model=model,
         options=arguments.parse_options(option or (), seq_len=seq_len, dtype=dtype),
         batches=arguments.parse_batches(batch),
-        methods=arguments.parse_names(methods),
+        methods=arguments.parse_names(methods, "--methods"),
         stats=arguments.parse_stats(stats, step),
         step=step,
         microbatch_size=microbatch_size,
@@ -162,7 +162,7 @@ def run(
         memory_limit_bytes=units.parse_bytes(memory_limit) if memory_limit else None,
         check=not no_check,
         seed=seed,
-        targets=arguments.parse_names(target) if target else (),
+        targets=arguments.parse_names(target, "--target") if target else (),
         cache=not no_cache,
     )
     with progress.listen(quiet=quiet) as talk:
@@ -235,7 +235,7 @@ def fit(
         model=model,
         options=arguments.parse_options(option or (), seq_len=seq_len, dtype=dtype),
         batches=(batch or min(DEFAULT_BATCH, up_to),),
-        methods=arguments.parse_names(methods),
+        methods=arguments.parse_names(methods, "--methods"),
         stats=arguments.parse_stats(stats, step),
         step=step,
         microbatch_size=microbatch_size,
@@ -300,7 +300,7 @@ def inspect(
         batches=(batch,),
         stats=arguments.parse_stats(stats),
         memory_limit_bytes=units.parse_bytes(memory_limit) if memory_limit else None,
-        targets=arguments.parse_names(target) if target else (),
+        targets=arguments.parse_names(target, "--target") if target else (),
     )
     with progress.listen(quiet=quiet) as talk:
         found = inspection.inspect_model(settings, talk=talk, debug=debug)

@@ -1,20 +1,30 @@
 """What people type, to what Settings hold: "8,16", "grad,vmap", "width=64"."""
 
+from collections import Counter
 from collections.abc import Iterable
+from typing import TypeVar
 
 from pegprof.errors import PegprofError
 from pegprof.profiling.steps import choose_stats
 
+T = TypeVar("T")
 
-def parse_names(text: str) -> tuple[str, ...]:
+
+def parse_names(text: str, flag: str = "") -> tuple[str, ...]:
     """
     >>> parse_names("grad, vmap")
     ('grad', 'vmap')
     """
     names = tuple(name.strip() for name in text.split(",") if name.strip())
-    if not names or len(set(names)) != len(names):
-        raise PegprofError(f"{text!r} is not a list of different names", hint="separate them by commas")
+    if not names:
+        raise PegprofError("the list is empty", where=flag, hint="name at least one, and separate several by commas")
+    if twice := _find_double(names):
+        raise PegprofError(f"{twice} is named twice", where=flag, hint="name each once")
     return names
+
+
+def _find_double(names: Iterable[T]) -> T | None:
+    return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
 def parse_stats(text: str | None, step: str | None = None) -> tuple[str, ...]:
@@ -22,7 +32,7 @@ def parse_stats(text: str | None, step: str | None = None) -> tuple[str, ...]:
     >>> parse_stats("mean,norm"), parse_stats(None), parse_stats(None, step="adam")
     (('mean', 'norm'), ('mean', 'second_moment'), ('mean',))
     """
-    return choose_stats(None if text is None else parse_names(text), step)
+    return choose_stats(None if text is None else parse_names(text, "--stats"), step)
 
 
 def parse_batches(text: str) -> tuple[int, ...]:
@@ -30,7 +40,7 @@ def parse_batches(text: str) -> tuple[int, ...]:
     >>> parse_batches("8,16")
     (8, 16)
     """
-    names = parse_names(text)
+    names = parse_names(text, "--batch")
     if not all(name.isdecimal() and name.isascii() for name in names):
         raise PegprofError(f"{text!r} is not a batch size", hint="write it like 64, or 8,16,32 for several")
     return check_batches(int(name) for name in names)
@@ -45,8 +55,10 @@ def check_batches(sizes: Iterable[int]) -> tuple[int, ...]:
     for batch in batches:
         if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
             raise PegprofError(f"{batch!r} is not a batch size", hint="it is a number of examples, 1 or more")
-    if not batches or len(set(batches)) < len(batches):
-        raise PegprofError(f"{batches} are not different batch sizes", hint="name each once, and at least one")
+    if not batches:
+        raise PegprofError("there is no batch size", hint="name at least one")
+    if twice := _find_double(batches):
+        raise PegprofError(f"the batch size {twice} is named twice", hint="name each once")
     return batches
 
 

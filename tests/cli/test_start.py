@@ -38,7 +38,7 @@ def test_version_is_data_on_stdout(pegprof_in):
         (["run", "mlp", "--batch", "many"], "'many' is not a batch size"),
         (["run", "mlp", "--memory-limit", "20GB"], "hint: write it like 20GiB"),
         (["run", "mlp", "--set", "width"], "--set width has no value"),
-        (["run", "mlp", "--methods", "grad,grad"], "not a list of different names"),
+        (["run", "mlp", "--methods", "grad,grad"], "--methods: grad is named twice"),
         (["run", "mlp", "--runs", "0"], "--runs"),
         (["run", "mlpp"], "hint: did you mean 'mlp'?"),
         (["run", "mlp", "--step", "micro_adma"], "hint: did you mean 'micro_adam'?"),

@@ -142,8 +142,8 @@ def test_what_is_wrong_with_a_request_is_the_first_answer_of_a_child(asked, word
         ({"problem": "mlp", "options": {"dtype": jnp.float32}}, "the options cannot be handed to another process"),
         ({"problem": "mlp", "batch": 0}, "0 is not a batch size"),
         ({"problem": "mlp", "batch": True}, "True is not a batch size"),
-        ({"problem": "mlp", "batch": ()}, "are not different batch sizes"),
-        ({"problem": "mlp", "batch": (8, 8)}, "are not different batch sizes"),
+        ({"problem": "mlp", "batch": ()}, "there is no batch size"),
+        ({"problem": "mlp", "batch": (8, 8)}, "the batch size 8 is named twice"),
     ],
     ids=range(7),
 )

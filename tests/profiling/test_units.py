@@ -35,6 +35,21 @@ def test_a_batch_that_is_none_is_refused(text):
         arguments.parse_batches(text)
 
 
+@pytest.mark.parametrize(
+    ("parse", "text", "words"),
+    [
+        (arguments.parse_batches, "8,8", "--batch: 8 is named twice"),
+        (arguments.parse_batches, "8,08", "the batch size 8 is named twice"),
+        (arguments.parse_batches, " ", "--batch: the list is empty"),
+        (arguments.parse_stats, "mean,norm,mean", "--stats: mean is named twice"),
+        (arguments.parse_stats, "", "--stats: the list is empty"),
+    ],
+)
+def test_a_list_that_is_wrong_is_told_what_is_wrong_with_it(parse, text, words):
+    with pytest.raises(PegprofError, match=words):
+        parse(text)
+
+
 def test_an_option_without_a_value_is_refused():
     with pytest.raises(PegprofError, match="--set width has no value"):
         arguments.parse_options(["width"])
