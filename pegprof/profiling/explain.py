@@ -26,9 +26,10 @@ def explain(result: Result) -> list[str]:
     for rows in result.groups:
         batch = f"Batch {rows[0].batch}. " if len(result.batches) > 1 else ""
         if others:  # all that can be said of one would be too much of several
-            sentences.append(f"{batch}{explain_affordability(rows, where=f'on {rows[0].target}')}")
+            found = explain_affordability(rows, where=f"on {rows[0].target}")
         else:
-            sentences += [batch + sentence for sentence in explain_batch(rows, verdict, where=_where(result))]
+            found = explain_batch(rows, verdict, where=_where(result))
+        sentences += [batch + sentence for sentence in found]
     return sentences
 
 
@@ -63,8 +64,7 @@ def explain_batch(rows: Sequence[Row], verdict: Verdict | None, *, where: str = 
         yield _explain_vmap(vmap, verdict)
     if surgery:
         yield _explain_surgery(surgery)
-    if rows:
-        yield explain_affordability(rows, where=where)
+    yield from explain_affordability(rows, where=where)
 
 
 def _explain_vmap(vmap: Row, verdict: Verdict) -> str:
@@ -99,10 +99,15 @@ def _cost(row: Row) -> str:
     return f"{format_ratio(row.peak_ratio)} × the memory of grad{time}"
 
 
-def explain_affordability(rows: Sequence[Row], *, where: str = "here") -> str:
-    """One plain sentence on whether an optimizer that takes the statistics at every step is affordable, and why."""
-    who = _name_optimizer(rows[0])
-    contenders = [row for row in rows if (row.method != "grad" or _is_plain(row)) and row.peak_bytes is not None]
+def explain_affordability(rows: Sequence[Row], *, where: str = "here") -> Iterator[str]:
+    """One plain sentence on whether an optimizer that takes the statistics at every step is affordable, and why; none
+    if nobody asked for a method that computes them."""
+    contenders = [row for row in rows if row.method != "grad" or _is_plain(row)]
+    if contenders:
+        yield _judge([row for row in contenders if row.peak_bytes is not None], _name_optimizer(rows[0]), where)
+
+
+def _judge(contenders: Sequence[Row], who: str, where: str) -> str:
     fitting = [row for row in contenders if row.status in ("ok", "skipped")]  # skipped for want of time, not of memory
     refused = [row for row in contenders if row.status == "refused"]
     if refused and not fitting:
