@@ -159,10 +159,10 @@ def run(
         warmup=warmup,
         runs=runs,
         time_limit_s=time_limit,
-        memory_limit_bytes=units.parse_bytes(memory_limit) if memory_limit else None,
+        memory_limit_bytes=None if memory_limit is None else units.parse_bytes(memory_limit),
         check=not no_check,
         seed=seed,
-        targets=arguments.parse_names(target, "--target") if target else (),
+        targets=arguments.parse_targets(target),
         cache=not no_cache,
     )
     with progress.listen(quiet=quiet) as talk:
@@ -241,7 +241,7 @@ def fit(
         microbatch_size=microbatch_size,
         time=False,
         time_limit_s=time_limit,
-        memory_limit_bytes=units.parse_bytes(memory_limit) if memory_limit else None,
+        memory_limit_bytes=None if memory_limit is None else units.parse_bytes(memory_limit),
         targets=(target,) if target else (),
         cache=not no_cache,
     )
@@ -299,8 +299,8 @@ def inspect(
         options=arguments.parse_options(option or (), seq_len=seq_len),
         batches=(batch,),
         stats=arguments.parse_stats(stats),
-        memory_limit_bytes=units.parse_bytes(memory_limit) if memory_limit else None,
-        targets=arguments.parse_names(target, "--target") if target else (),
+        memory_limit_bytes=None if memory_limit is None else units.parse_bytes(memory_limit),
+        targets=arguments.parse_targets(target),
     )
     with progress.listen(quiet=quiet) as talk:
         found = inspection.inspect_model(settings, talk=talk, debug=debug)

@@ -27,6 +27,14 @@ def _find_double(names: Iterable[T]) -> T | None:
     return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
+def parse_targets(text: str | None) -> tuple[str, ...]:
+    """
+    >>> parse_targets("cpu,h100"), parse_targets(None)
+    (('cpu', 'h100'), ())
+    """
+    return () if text is None else parse_names(text, "--target")
+
+
 def parse_stats(text: str | None, step: str | None = None) -> tuple[str, ...]:
     """
     >>> parse_stats("mean,norm"), parse_stats(None), parse_stats(None, step="adam")

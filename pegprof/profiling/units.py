@@ -60,10 +60,10 @@ def parse_bytes(text: str) -> int:
     >>> parse_bytes("1.5GiB") == 3 * 2**29 == parse_bytes("1536 MiB")
     True
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]iB|B)?", text.strip())
-    if not match:
-        raise PegprofError(f"{text!r} is not an amount of memory", hint="write it like 20GiB or 512MiB")
-    return int(float(match[1]) * _BYTE_UNITS[match[2] or "B"])
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]iB|B)", text.strip())
+    if not match:  # nor is a number without a unit: who writes 20 does not mean bytes
+        raise PegprofError(f"{text!r} is not an amount of memory", hint="write it like 20GiB or 512MiB, with its unit")
+    return int(float(match[1]) * _BYTE_UNITS[match[2]])
 
 
 def _scaled(number: float | None, units: dict[str, float] | dict[str, int], *, decimals: int) -> str:

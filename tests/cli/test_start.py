@@ -37,6 +37,8 @@ def test_version_is_data_on_stdout(pegprof_in):
     [
         (["run", "mlp", "--batch", "many"], "'many' is not a batch size"),
         (["run", "mlp", "--memory-limit", "20GB"], "hint: write it like 20GiB"),
+        (["inspect", "mlp", "--memory-limit", ""], "'' is not an amount of memory"),
+        (["run", "mlp", "--target", ""], "--target: the list is empty"),
         (["run", "mlp", "--set", "width"], "--set width has no value"),
         (["run", "mlp", "--methods", "grad,grad"], "--methods: grad is named twice"),
         (["run", "mlp", "--runs", "0"], "--runs"),

@@ -23,7 +23,7 @@ def test_seconds_are_shown_in_the_unit_that_fits(time_s, text):
     assert units.format_seconds(time_s) == text
 
 
-@pytest.mark.parametrize("text", ["20GB", "lots", "-1GiB", ""])
+@pytest.mark.parametrize("text", ["20", "20GB", "lots", "-1GiB", ""])
 def test_an_amount_of_memory_that_is_none_is_refused(text):
     with pytest.raises(PegprofError, match="not an amount of memory"):
         units.parse_bytes(text)
