@@ -17,6 +17,9 @@ from pegprof.errors import ExitCode, PegprofError, first_line
 from pegprof.profiling.result import DEFAULT_BATCH
 from pegprof.streams import open_streams
 
+MOST_BATCH = 4096
+"""Up to which ``fit`` looks, if not told otherwise."""
+
 # Typer's rich help would take a third of a second to load.
 app = typer.Typer(
     name="pegprof",
@@ -204,7 +207,9 @@ def fit(
         str | None, typer.Option(metavar="NAME", help="The device (see targets); else the one that is here.")
     ] = None,
     batch: Annotated[int | None, typer.Option(min=1, metavar="N", help="Say only whether this batch fits.")] = None,
-    up_to: Annotated[int, typer.Option(min=1, metavar="N", help="The largest batch to look at.")] = 4096,
+    up_to: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help=f"The largest batch to look at. [default: {MOST_BATCH}]")
+    ] = None,
     option: Set = None,
     seq_len: SeqLen = None,
     dtype: Dtype = None,
@@ -231,10 +236,13 @@ def fit(
     from pegprof.profiling import fit as fitting
     from pegprof.profiling.result import Settings
 
+    if batch and up_to:
+        raise PegprofError("--batch asks about one batch and --up-to about many", hint="leave one of them out")
+    most = up_to or MOST_BATCH
     settings = Settings(
         model=model,
         options=arguments.parse_options(option or (), seq_len=seq_len, dtype=dtype),
-        batches=(batch or min(DEFAULT_BATCH, up_to),),
+        batches=(batch or min(DEFAULT_BATCH, most),),
         methods=arguments.parse_names(methods, "--methods"),
         stats=arguments.parse_stats(stats, step),
         step=step,
@@ -242,7 +250,7 @@ def fit(
         time=False,
         time_limit_s=time_limit,
         memory_limit_bytes=None if memory_limit is None else units.parse_bytes(memory_limit),
-        targets=(target,) if target else (),
+        targets=arguments.parse_one_target(target),
         cache=not no_cache,
     )
     with progress.listen(quiet=quiet) as talk:
@@ -254,7 +262,7 @@ def fit(
         saver = output.Saver(exports)
         try:
             if batch is None:
-                found = fitting.find_largest(settings, chosen, most=up_to, talk=talk, save=saver, debug=debug)
+                found = fitting.find_largest(settings, chosen, most=most, talk=talk, save=saver, debug=debug)
             else:
                 found = fitting.check_fit(settings, chosen, talk=talk, save=saver, debug=debug)
         except KeyboardInterrupt:

@@ -35,6 +35,17 @@ def parse_targets(text: str | None) -> tuple[str, ...]:
     return () if text is None else parse_names(text, "--target")
 
 
+def parse_one_target(text: str | None) -> tuple[str, ...]:
+    """
+    >>> parse_one_target("h100")
+    ('h100',)
+    """
+    names = parse_targets(text)
+    if len(names) > 1:
+        raise PegprofError(f"fit takes one target, and {text} are {len(names)}", hint="ask about one after the other")
+    return names
+
+
 def parse_stats(text: str | None, step: str | None = None) -> tuple[str, ...]:
     """
     >>> parse_stats("mean,norm"), parse_stats(None), parse_stats(None, step="adam")
@@ -81,6 +92,8 @@ def parse_options(pairs: Iterable[str], **named: object) -> dict[str, object]:
         key, equals, value = pair.partition("=")
         if not (key and equals):
             raise PegprofError(f"--set {pair} has no value", hint="write it like --set width=64")
+        if key.strip() in options:
+            raise PegprofError(f"--set gives {key.strip()} twice", hint="leave one of them out")
         options[key.strip()] = value
     flags = {key: flag for key, flag in named.items() if flag is not None}
     for key, flag in flags.items():
