@@ -163,7 +163,7 @@ def cpu_name() -> str:
     except (OSError, StopIteration):
         name = platform.processor() or platform.machine()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{name}, {cores} cores"
+    return f"{name}, {cores} core{'s' if cores != 1 else ''}"
 
 
 PROCESS_BYTES = 2**29
