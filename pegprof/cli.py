@@ -7,15 +7,19 @@ import contextlib
 import shlex
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Annotated, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 import pegprof
 from pegprof.errors import ExitCode, PegprofError, first_line
-from pegprof.profiling.result import DEFAULT_BATCH
+from pegprof.profiling.result import DEFAULT_BATCH, Result
 from pegprof.streams import open_streams
+
+if TYPE_CHECKING:
+    from pegprof.profiling.output import Exports
 
 MOST_BATCH = 4096
 """Up to which ``fit`` looks, if not told otherwise."""
@@ -100,7 +104,7 @@ Targets = Annotated[
 NoCache = Annotated[
     bool, typer.Option("--no-cache", help="Compile again for devices that are not here, whatever is known.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on stderr but warnings and errors.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks, and all that the model prints.")]
 Tracebacks = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
@@ -147,7 +151,7 @@ def run(
     Time, memory and whether activations dominate parameters: a table on stdout, or on stderr when an export goes to
     stdout. A CSV goes to reports/MODEL-bBATCH-TARGET.csv unless --export-csv or --no-csv says otherwise.
     """
-    from pegprof.profiling import arguments, measure, output, progress, report, terminal, units
+    from pegprof.profiling import arguments, measure, output, progress, terminal, units
     from pegprof.profiling.result import Settings
 
     settings = Settings(
@@ -189,10 +193,7 @@ def run(
     result = saver.latest
     if result is None:  # interrupted before there was anything
         raise typer.Exit(ExitCode.INTERRUPTED)
-    table_file = sys.stderr if exports.stdout else sys.stdout
-    print(terminal.render_terminal(result, **_shape_of(table_file)), file=table_file, flush=True)
-    if exports.stdout:
-        print(report.FORMATS[exports.stdout](result), end="", flush=True)
+    _show(result, lambda **shape: terminal.render_terminal(result, **shape), exports, quiet=quiet)
     if saver.failure:
         raise saver.failure
     for path in () if quiet else exports.files.values():
@@ -232,7 +233,7 @@ def fit(
     is run. A CSV of all that was compiled goes to reports/MODEL-fit-TARGET.csv unless --export-csv or --no-csv says
     otherwise.
     """
-    from pegprof.profiling import arguments, fit_text, measure, output, progress, report, units
+    from pegprof.profiling import arguments, fit_text, measure, output, progress, units
     from pegprof.profiling import fit as fitting
     from pegprof.profiling.result import Settings
 
@@ -269,10 +270,7 @@ def fit(
             for path in exports.files.values() if saver.latest else ():
                 talk(f"wrote {path}, with what was compiled until then")
             raise
-    table_file = sys.stderr if exports.stdout else sys.stdout
-    print(fit_text.render_fit(found, **_shape_of(table_file)), file=table_file, flush=True)
-    if exports.stdout:
-        print(report.FORMATS[exports.stdout](found.result), end="", flush=True)
+    _show(found.result, lambda **shape: fit_text.render_fit(found, **shape), exports, quiet=quiet)
     if saver.failure:
         raise saver.failure
     for path in () if quiet else exports.files.values():
@@ -452,6 +450,17 @@ def compare(
         print(side_by_side.render_markdown(*results), end="")
     else:
         print(side_by_side.render_terminal(*results, **_shape_of(sys.stdout)))
+
+
+def _show(result: Result, render: Callable[..., str], exports: "Exports", *, quiet: bool) -> None:
+    """The table on stdout, or what is exported there; the table is then on stderr, for those who want to see it."""
+    from pegprof.profiling.report import FORMATS
+
+    table_file = sys.stderr if exports.stdout else sys.stdout
+    if not (exports.stdout and quiet):
+        print(render(**_shape_of(table_file)), file=table_file, flush=True)
+    if exports.stdout:
+        print(FORMATS[exports.stdout](result), end="", flush=True)
 
 
 def _shape_of(file: IO[str], *, widest: int = 100) -> dict[str, Any]:

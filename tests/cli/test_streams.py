@@ -92,6 +92,12 @@ def test_quiet_is_quiet_and_a_stream_that_knows_no_times_sign_gets_its_table(peg
     assert Result.from_json((pegprof_in.folder / "new" / "b.json").read_text()).rows[0].method == "grad"
 
 
+def test_quiet_leaves_no_table_beside_what_is_exported_to_stdout(pegprof_in):
+    done = pegprof_in(*GRAD_ALONE, "--quiet", "--no-csv", "--export-json", "-")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [row.method for row in Result.from_json(done.stdout).rows] == ["grad"]
+
+
 @pytest.mark.slow
 def test_two_runs_at_once_in_one_folder_do_not_disturb_each_other(pegprof_in):
     command = ["run", FINE, "--methods", "grad,vmap", "--runs", "3", "--quiet"]
