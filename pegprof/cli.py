@@ -284,6 +284,7 @@ def inspect(
     batch: Annotated[int, typer.Option(min=1, metavar="N", help="Batch size.")] = 64,
     option: Set = None,
     seq_len: SeqLen = None,
+    dtype: Dtype = None,
     target: Annotated[
         str | None, typer.Option(metavar="NAME[,NAME]...", help="Plan for these devices (see targets); else this one.")
     ] = None,
@@ -302,7 +303,7 @@ def inspect(
 
     settings = Settings(
         model=model,
-        options=arguments.parse_options(option or (), seq_len=seq_len),
+        options=arguments.parse_options(option or (), seq_len=seq_len, dtype=dtype),
         batches=(batch,),
         stats=arguments.parse_stats(stats),
         memory_limit_bytes=None if memory_limit is None else units.parse_bytes(memory_limit),

@@ -62,6 +62,11 @@ def test_inspect_shows_the_model_and_its_plan(pegprof_in):
     assert not list(pegprof_in.folder.iterdir())
 
 
+def test_inspect_takes_the_dtype_as_run_does(pegprof_in):
+    done = pegprof_in("inspect", "mlp", "--set", "width=32", "--dtype", "bfloat16")
+    assert done.stdout.startswith("mlp: 26,506 parameters (103.5 KiB), bfloat16\n"), done.stderr
+
+
 def test_inspect_shows_the_plan_for_a_device_that_is_not_here(pegprof_in):
     done = pegprof_in("inspect", "mlp", "--batch", "8", "--set", "width=32", "--target", "tpu-v5e")
     assert done.returncode == 0, done.stderr
