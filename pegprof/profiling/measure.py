@@ -201,7 +201,7 @@ class Session:
 
     def _find_verdict(self, target: Target) -> Verdict | None:
         where = f" for {target.name}" if target.device else ""
-        self.talk.doing(f"compiling grad at two batch sizes{where}, for what one example's activations take")
+        self.talk.doing(f"weighing one example's activations{where}")
         try:
             answer = self.asker.ask("activations", target)
         except (ChildFailure, PegprofError) as failure:
