@@ -97,7 +97,7 @@ def check_examples(
         keep_batch_dim=keep_batch_dim,
         has_aux=has_aux,
         prng_argnum=prng_argnum,
-    )
+    ).of(args)
     n = min(EXAMPLES, batch_size(args, roles))
     if n < 2:
         raise PegprofError("one example has no other to interact with", hint="check a batch of at least two examples")

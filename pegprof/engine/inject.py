@@ -48,7 +48,7 @@ def grad_stats(
     Args:
       loss: ``loss(params, batch) -> scalar``, a mean over the leading axis of every leaf of ``batch``.
       stats: names of statistics, or ``Statistic`` objects.
-      argnums: which arguments are parameters; as for ``jax.grad``.
+      argnums: which arguments are parameters; as for ``jax.grad``. Here and below, -1 is the last argument.
       batch_argnums: which arguments have a leading axis of examples.
       keep_batch_dim: whether the loss sees an example as a batch of one, or, if False, without that axis.
       has_aux: whether the loss returns ``(value, aux)``; see ``value_and_grad_stats`` for the aux.

@@ -37,6 +37,24 @@ class Roles:
     def params(self) -> tuple[int, ...]:
         return (self.argnums,) if isinstance(self.argnums, int) else tuple(self.argnums)
 
+    def of(self, args: Sequence[Any]) -> "Roles":
+        """The same for some arguments: negative numbers, which count from the end, are made positive."""
+
+        def counted(numbers: Any, role: str, option: str) -> Any:
+            if isinstance(numbers, tuple | list):
+                return tuple(counted(number, role, option) for number in numbers)
+            if not -len(args) <= numbers < len(args):
+                what = f"{role} argument {numbers}, but only {len(args)} arguments were given"
+                raise PegprofError(what, hint=f"see {option}")
+            return numbers % len(args)
+
+        return dataclasses.replace(
+            self,
+            argnums=counted(self.argnums, "the parameters are", "argnums"),
+            batch_argnums=counted(self.batch_argnums, "the batch is", "batch_argnums"),
+            prng_argnum=None if self.prng_argnum is None else counted(self.prng_argnum, "the key is", "prng_argnum"),
+        )
+
     def differs(self, argnum: int) -> bool:
         """Whether an argument is different for each example."""
         return argnum in self.batch or argnum == self.prng_argnum
@@ -85,6 +103,7 @@ class Trace:
 
 def trace_example(loss: Loss, args: Sequence[Any], roles: Roles) -> Trace:
     """Trace the gradient of one example; nothing is computed, so shapes and dtypes are enough."""
+    roles = roles.of(args)
     B = batch_size(args, roles)
     _check_params(args, roles)
     example = [_example_of(arg, argnum, roles) for argnum, arg in enumerate(args)]
@@ -127,10 +146,6 @@ def batch_size(args: Sequence[Any], roles: Roles) -> int:
     """The length of the leading axis that all leaves of the batch share."""
     sizes: dict[str, int] = {}
     for argnum in roles.batch:
-        if argnum >= len(args):
-            raise PegprofError(
-                f"the batch is argument {argnum}, but only {len(args)} arguments were given", hint="see batch_argnums"
-            )
         for path, leaf in jax.tree_util.tree_flatten_with_path(args[argnum])[0]:
             name = f"argument {argnum}{jax.tree_util.keystr(path)}"
             if not jnp.shape(leaf):
@@ -158,10 +173,6 @@ def batch_size(args: Sequence[Any], roles: Roles) -> int:
 
 def _check_params(args: Sequence[Any], roles: Roles) -> None:
     for argnum in roles.params:
-        if argnum >= len(args):
-            raise PegprofError(
-                f"the parameters are argument {argnum}, but only {len(args)} arguments were given", hint="see argnums"
-            )
         if roles.differs(argnum):
             raise PegprofError(f"argument {argnum} is both parameters and batch", hint="see argnums and batch_argnums")
         for path, leaf in jax.tree_util.tree_flatten_with_path(args[argnum])[0]:

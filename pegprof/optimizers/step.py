@@ -63,7 +63,7 @@ def train_step(
     own = {statistic.name: statistic for statistic in statistics}
 
     def step(params: Any, state: Any, *args: Any) -> tuple[Any, Any, Any]:
-        B = batch_size((params, *args), roles)
+        B = batch_size((params, *args), roles.of((params, *args)))
         needed = needed_statistics(opt, params, statistics=statistics, batch_size=B)
         value_and_stats = value_and_grad_stats(
             loss,

@@ -109,3 +109,9 @@ def test_batch_leaves_that_do_not_vary_are_named():
 def test_a_loss_of_bare_examples_cannot_let_them_interact():
     loss, params, batch = PROGRAMS["bare_example"].make(jax.random.key(0), 5)
     assert check_examples(loss, params, batch, keep_batch_dim=False).ok
+
+
+def test_a_batch_that_is_counted_from_the_end_is_the_batch():
+    W, x = _arrays((3, 4), (6, 3))
+    loss = lambda W, x: jnp.sum(jnp.tanh(x @ W))
+    assert check_examples(loss, W, x, batch_argnums=-1) == check_examples(loss, W, x)

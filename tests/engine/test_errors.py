@@ -62,6 +62,19 @@ def test_batch_arguments_whose_leading_axes_differ():
     assert "4" in _text(raised.value)
 
 
+@pytest.mark.parametrize("argnum", [2, -3])
+@pytest.mark.parametrize("option", ["argnums", "batch_argnums", "prng_argnum"])
+def test_an_argument_that_was_not_given(option, argnum):
+    error = _error(**{option: argnum})
+    assert f"argument {argnum}" in error.what
+    assert option in error.hint
+
+
+@pytest.mark.parametrize("argnum", [1, -1])
+def test_an_argument_that_is_both_parameters_and_batch(argnum):
+    assert "both" in _error(argnums=argnum).what
+
+
 def test_a_batch_leaf_without_a_leading_axis():
     error = _error(lambda p, b: _loss(p, b) * b["scale"], batch=_batch() | {"scale": jnp.float32(2.0)})
     assert "scale" in _text(error)

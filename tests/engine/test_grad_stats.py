@@ -124,6 +124,22 @@ def test_a_batch_that_comes_before_the_parameters():
     assert_stats_agree(actual, loop_stats(loss, ALL_STATISTICS, (x, y), params, **options))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_argnums": -2, "prng_argnum": -1},
+        {"argnums": -3, "batch_argnums": (-2,), "prng_argnum": 2},
+        {"argnums": (-3,), "batch_argnums": 1, "prng_argnum": -1, "microbatch_size": 2},
+    ],
+)
+def test_negative_numbers_of_arguments_count_from_the_end(options):
+    params, *batch = _regression_case()
+    args = (params, batch, jax.random.key(3))
+    argnums = (0,) if isinstance(options.get("argnums"), tuple) else 0
+    expected = loop_stats(_dropout, ALL_STATISTICS, *args, argnums=argnums, prng_argnum=2)
+    assert_stats_agree(quick_jit(grad_stats(_dropout, ALL_STATISTICS, **options))(*args), expected)
+
+
 def test_arguments_that_are_neither_parameters_nor_batch_are_the_same_for_every_example():
     params, x, y = _regression_case()
 

@@ -133,6 +133,13 @@ def test_microbatches_and_donation_change_nothing():
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(copies))
 
 
+def test_a_batch_that_is_counted_from_the_end_is_the_batch():
+    opt, params = optimizers.micro_adam(RATE), make_params()
+    plain, counted = (pegprof.train_step(loss, opt, batch_argnums=argnum) for argnum in (1, -1))
+    arguments = params, opt.init(params), make_batch(0)
+    assert_trees_close(counted(*arguments), plain(*arguments), rtol=1e-6)
+
+
 def test_a_statistic_of_ones_own_reaches_the_optimizer():
     def update(updates, state, params=None, *, stats, **extra_args):
         return jax.tree.map(jnp.negative, stats["cube"]), state
