@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pegprof.engine.jaxpr import Env, evaluate, start
-from pegprof.engine.plan import Plan
+from pegprof.engine.plan import Plan, PlanRow
 from pegprof.engine.planner import find_sites, plan_sites
 from pegprof.engine.quantities import Values, in_chunks, is_per_example, of_same
 from pegprof.engine.sites import Cut, EarlyPart, InnerLoop, Site
@@ -55,7 +55,7 @@ def grad_stats(
       prng_argnum: an argument that is a PRNG key, to be split by example. Any other key is the same for all.
       microbatch_size: how many examples run at a time; None lets the planner decide, B is all at once.
       backend: what the program will be compiled for, if that is not the backend that is here.
-      plan: what to do instead of planning, from ``make_plan``.
+      plan: what to do instead of planning, from ``make_plan`` for the same loss, shapes and statistics.
       memory_budget: bytes that the planner should stay within, by its own estimate, by running fewer at a time.
 
     Returns:
@@ -120,20 +120,48 @@ def value_and_grad_stats(
         made = plan_sites(
             trace, cut, wanted, microbatch_size=microbatch_size, backend=backend, memory_budget=memory_budget
         )
-        value, aux, values = _run(trace, cut, _checked(plan, made) if plan else made, quantities_of(wanted), args)
+        quantities = quantities_of(wanted)
+        followed = _checked(plan, made, cut, quantities) if plan else made
+        value, aux, values = _run(trace, cut, followed, quantities, args)
         found = {stat.name: _finish(stat, values, trace) for stat in wanted}
         return ((value, aux) if has_aux else value), found
 
     return fn
 
 
-def _checked(given: Plan, own: Plan) -> Plan:
-    """A plan from outside, if it is one for this program."""
+def _checked(given: Plan, own: Plan, cut: Cut, quantities: Sequence[Quantity]) -> Plan:
+    """A plan from outside, if it is one for this program and these statistics: any other may give wrong numbers."""
+    if set(given.stats) != set(own.stats):
+        raise _misfit(f"the plan is for {', '.join(given.stats)}, but asked for is {', '.join(own.stats)}")
+    alone = given.one_at_a_time or own.one_at_a_time
+    if alone and given.microbatch_size != 1:
+        raise _misfit(f"the plan runs {given.microbatch_size} examples at a time, but here it is one: {alone}")
     for row in own.rows:
-        strategy = given.row(row.parameter).strategy
-        if strategy not in STRATEGIES and strategy != "constant":
-            raise PegprofError(f"the plan names an unknown strategy {strategy!r}", hint=nearest(strategy, STRATEGIES))
+        _check_row(given.row(row.parameter), row.shape)
+    for site in cut.sites():
+        for name in site.names:
+            strategy = given.row(name).strategy
+            if strategy not in STRATEGIES or not STRATEGIES[strategy].fits(site.tail, quantities):
+                what = f"the plan's strategy {strategy} does not fit the gradient of {name}"
+                raise _misfit(f"{what} and the statistics {', '.join(own.stats)}", where=name)
     return given
+
+
+def _check_row(row: PlanRow, shape: tuple[int, ...]) -> None:
+    if row.strategy not in STRATEGIES and row.strategy != "constant":
+        raise PegprofError(
+            f"the plan names an unknown strategy {row.strategy!r}", hint=nearest(row.strategy, STRATEGIES)
+        )
+    if row.shape != shape:
+        raise _misfit(
+            f"the plan is for a parameter {row.parameter} of shape {row.shape}, but here it is {shape}",
+            where=row.parameter,
+        )
+
+
+def _misfit(what: str, where: str = "") -> PegprofError:
+    hint = "make the plan anew with make_plan, for this loss, these shapes and these statistics"
+    return PegprofError(what, where=where, hint=hint)
 
 
 def _run(

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pegprof import PegprofError, grad_stats, make_plan
+from pegprof import PegprofError, Statistic, grad_stats, make_plan
 from pegprof.engine.plan import Plan
 from pegprof.engine.strategies import STRATEGIES
 from tests.engine.cases import case, truth
@@ -133,6 +133,65 @@ def test_a_plan_for_other_parameters_is_refused():
     plan = make_plan(lambda w, x: jnp.mean(x @ w), jnp.ones(3), jnp.ones((4, 3)))
     with pytest.raises(PegprofError, match="no parameter W"):
         grad_stats(lambda p, x: jnp.mean(x @ p["W"]), plan=plan)({"W": jnp.ones(3)}, jnp.ones((4, 3)))
+
+
+def _with_strategy(plan, strategy):
+    return dataclasses.replace(plan, rows=tuple(dataclasses.replace(row, strategy=strategy) for row in plan.rows))
+
+
+def _squares(w, x):
+    return jnp.mean(jnp.square(x @ w))
+
+
+def test_a_plan_for_other_statistics_is_refused():
+    arguments = jnp.ones((3, 4)), jnp.ones((8, 2, 3))
+    plan = make_plan(_squares, *arguments, stats="norm", backend="tpu")
+    assert plan.row("params").strategy == "batched_gram"
+    with pytest.raises(PegprofError, match="for norm, but asked for is mean") as raised:
+        grad_stats(_squares, "mean", plan=plan)(*arguments)
+    assert "make_plan" in raised.value.hint
+
+
+def test_a_plan_for_the_same_statistics_in_another_order_is_followed():
+    arguments = jnp.ones((3, 4)), jnp.ones((8, 3))
+    plan = make_plan(_squares, *arguments, stats=("mean", "variance"))
+    assert sorted(grad_stats(_squares, ("variance", "mean"), plan=plan)(*arguments)) == ["mean", "variance"]
+
+
+def test_a_plan_for_parameters_of_another_shape_is_refused():
+    plan = make_plan(_squares, jnp.ones((3, 5)), jnp.ones((8, 3)))
+    with pytest.raises(PegprofError, match=r"params of shape \(3, 5\), but here it is \(3, 4\)"):
+        grad_stats(_squares, plan=plan)(jnp.ones((3, 4)), jnp.ones((8, 3)))
+
+
+def test_a_plan_for_examples_of_one_position_is_refused_for_examples_of_several():
+    w, several = jnp.ones((3, 4)), jnp.ones((8, 2, 3))
+    plan = make_plan(_squares, w, several[:, 0])
+    assert plan.row("params").strategy == "factored"
+    with pytest.raises(PegprofError, match="factored does not fit the gradient of params"):
+        grad_stats(_squares, plan=plan)(w, several)
+
+
+def test_a_plan_for_a_statistic_that_factors_is_refused_for_one_of_the_same_name_that_does_not():
+    arguments = jnp.ones((3, 4)), jnp.ones((8, 3))
+    plan = make_plan(_squares, *arguments, stats=Statistic.elementwise(jnp.abs, factor=jnp.abs, name="mine"))
+    with pytest.raises(PegprofError, match=r"does not fit .* the statistics mine"):
+        grad_stats(_squares, Statistic.elementwise(jnp.tanh, name="mine"), plan=plan)(*arguments)
+
+
+@pytest.mark.parametrize("strategy", ["late", "constant", "gram"])
+def test_a_strategy_that_does_not_fit_is_refused_also_where_it_was_put_by_hand(strategy):
+    loss, params, batch = case("tied_embedding", 5)
+    plan = make_plan(loss, params, batch, stats=("mean", "variance"), backend="tpu")
+    with pytest.raises(PegprofError, match=f"strategy {strategy} does not fit"):
+        grad_stats(loss, plan.stats, plan=_with_strategy(plan, strategy))(params, batch)
+
+
+def test_a_program_that_runs_one_example_at_a_time_is_not_told_to_run_several():
+    loss, params, batch = case("callback_that_cannot_be_batched", 5)
+    plan = dataclasses.replace(make_plan(loss, params, batch), microbatch_size=2)
+    with pytest.raises(PegprofError, match="2 examples at a time, but here it is one"):
+        grad_stats(loss, plan=plan)(params, batch)
 
 
 def test_a_plan_with_an_unknown_strategy_is_refused():
