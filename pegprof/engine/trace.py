@@ -5,6 +5,7 @@ Out: a ``Trace``: the flat program ``inputs of one example -> value, aux, gradie
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -137,9 +138,17 @@ def trace_example(loss: Loss, args: Sequence[Any], roles: Roles) -> Trace:
 
 
 def parameter_names(params: Any) -> tuple[str, ...]:
-    """A name for each leaf, such as ``layers/0/kernel``; a lone array is ``params``."""
-    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
-    return tuple(jax.tree_util.keystr(path, simple=True, separator="/") or "params" for path in paths)
+    """A name of its own for each leaf, such as ``layers/0/kernel``; a lone array is ``params``.
+
+    >>> parameter_names({"a": {"b": 1.0}, "a/b": 2.0})
+    ('a/b', 'a/b (2)')
+    """
+    names: dict[str, None] = {}
+    for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]:
+        name = jax.tree_util.keystr(path, simple=True, separator="/") or "params"
+        numbered = itertools.chain([name], (f"{name} ({i})" for i in itertools.count(2)))
+        names[next(each for each in numbered if each not in names)] = None
+    return tuple(names)
 
 
 def batch_size(args: Sequence[Any], roles: Roles) -> int:

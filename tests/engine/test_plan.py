@@ -10,7 +10,7 @@ from pegprof import PegprofError, Statistic, grad_stats, make_plan
 from pegprof.engine.plan import Plan
 from pegprof.engine.strategies import STRATEGIES
 from tests.engine.cases import case, truth
-from tests.oracles import assert_stats_agree, quick_jit
+from tests.oracles import assert_stats_agree, loop_stats, quick_jit
 from tests.programs import PROGRAMS
 
 pytestmark = pytest.mark.smoke
@@ -127,6 +127,21 @@ def test_a_program_that_cannot_be_batched_runs_one_at_a_time_and_the_plan_says_w
     assert plan.microbatch_size == 1
     assert "one at a time" in str(plan)
     assert "callback" in plan.one_at_a_time
+
+
+@pytest.mark.usefixtures("x64")
+def test_parameters_whose_paths_read_the_same_have_a_row_each():
+    params = {"a": {"b": jnp.ones((3, 4))}, "a/b": jnp.ones(3), "a/b (2)": jnp.ones(())}
+    x = jnp.sin(jnp.arange(30.0)).reshape(5, 2, 3)
+
+    def loss(p, x):
+        return jnp.mean(jnp.square(jnp.tanh(x * p["a/b"]) @ p["a"]["b"])) * p["a/b (2)"]
+
+    plan = make_plan(loss, params, x, stats=("mean", "variance"))
+    assert [row.parameter for row in plan.rows] == ["a/b", "a/b (2)", "a/b (2) (2)"]
+    assert [row.shape for row in plan.rows] == [(3, 4), (3,), ()]
+    actual = grad_stats(loss, plan.stats, plan=plan)(params, x)
+    assert_stats_agree(actual, loop_stats(loss, plan.stats, params, x))
 
 
 def test_a_plan_for_other_parameters_is_refused():
