@@ -341,6 +341,7 @@ def _repeat(x: Any, n: int) -> Any:
 def _finish(stat: Statistic, values: list[Values], trace: Trace) -> Any:
     """A statistic from the quantities of each parameter, in the shape that the statistic has."""
     if stat.scope == "model":
-        total = {q.name: sum(v[q.name] for v in values) for q in stat.needs}
+        none = jnp.zeros(trace.B)  # where there are no parameters
+        total = {q.name: sum(v[q.name] for v in values) if values else none for q in stat.needs}
         return stat.finish(total, trace.B)
     return jax.tree.unflatten(trace.gradients_tree, [stat.finish(v, trace.B) for v in values])

@@ -349,6 +349,15 @@ def test_a_plan_made_on_shapes_gives_the_same_statistics():
     assert_stats_agree(actual, truth("transformer_block", 5))
 
 
+@pytest.mark.parametrize("microbatch_size", [None, 2])
+def test_without_parameters_every_norm_is_zero(microbatch_size):
+    loss = lambda params, x: jnp.mean(x)
+    value, stats = value_and_grad_stats(loss, ("mean", "norm"), microbatch_size=microbatch_size)({}, jnp.arange(5.0))
+    assert value == 2.0
+    assert stats["mean"] == {}
+    assert stats["norm"].tolist() == [0.0] * 5
+
+
 # ---- precision ----------------------------------------------------------------------------------------------------
 
 
