@@ -6,6 +6,7 @@ that was compared is in the plan.
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -248,7 +249,7 @@ class _Planner:
         )
 
 
-def _check_batch(B: int, stats: Sequence[Statistic], microbatch_size: int | None) -> None:
+def _check_batch(B: int, stats: Sequence[Statistic], microbatch_size: Any) -> None:
     for stat in stats:
         if stat.minimum_batch > B:
             raise PegprofError(
@@ -256,8 +257,8 @@ def _check_batch(B: int, stats: Sequence[Statistic], microbatch_size: int | None
                 where=stat.name,
                 hint=f"give it at least {stat.minimum_batch} examples, or ask for another statistic",
             )
-    if microbatch_size is not None and microbatch_size < 1:
-        raise PegprofError(f"microbatch_size is {microbatch_size}", hint="it is a number of examples, or None")
+    if microbatch_size is not None and (not isinstance(microbatch_size, numbers.Integral) or microbatch_size < 1):
+        raise PegprofError(f"microbatch_size is {microbatch_size!r}", hint="it is a whole number of examples, or None")
 
 
 def _unbatchable(trace: Trace) -> Iterator[str]:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from pegprof.engine.jaxpr import ClosedJaxpr, abstract, flatten
 from pegprof.engine.squeeze import squeeze
-from pegprof.errors import PegprofError
+from pegprof.errors import PegprofError, first_line
 from pegprof.user_code import home_of, line_of
 
 Loss = Callable[..., Any]
@@ -106,8 +106,8 @@ def trace_example(loss: Loss, args: Sequence[Any], roles: Roles) -> Trace:
     """Trace the gradient of one example; nothing is computed, so shapes and dtypes are enough."""
     roles = roles.of(args)
     B = batch_size(args, roles)
-    _check_params(args, roles)
     example = [_example_of(arg, argnum, roles) for argnum, arg in enumerate(args)]
+    _check_params(args, roles)
     leaves, tree = jax.tree.flatten(example)
     trees: dict[str, Any] = {}
 
@@ -199,12 +199,23 @@ def _example_of(arg: Any, argnum: int, roles: Roles) -> Any:
     """An argument as one example sees it, as shapes and dtypes."""
 
     def shape(x: Any) -> jax.ShapeDtypeStruct:
-        x = abstract(x if hasattr(x, "dtype") else jnp.asarray(x))
+        x = abstract(x if hasattr(x, "dtype") else _as_array(x, argnum))
         if argnum not in roles.batch:
             return x
         return jax.ShapeDtypeStruct((1, *x.shape[1:]) if roles.keep_batch_dim else x.shape[1:], x.dtype)
 
     return jax.tree.map(shape, arg)
+
+
+def _as_array(x: Any, argnum: int) -> jax.Array:
+    try:
+        return jnp.asarray(x)
+    except TypeError as error:
+        what = f"a {type(x).__name__} is no array: {x!r}"
+        raise PegprofError(what, where=f"argument {argnum}", hint=_CLOSE_OVER_IT) from error
+
+
+_CLOSE_OVER_IT = "close over it, as in lambda params, batch: loss(params, batch, train=True)"
 
 
 def _split_aux(result: Any, loss: Loss, roles: Roles) -> tuple[Any, Any]:
@@ -229,20 +240,36 @@ def _split_aux(result: Any, loss: Loss, roles: Roles) -> tuple[Any, Any]:
 
 
 def _explain_failure(error: Exception, loss: Loss, args: Sequence[Any], roles: Roles) -> None:
-    """Raise a better error where a loss fails on one example but takes the other form of it, or the whole batch."""
+    """Raise a better error where a loss fails on one example but takes it in another form, or the whole batch."""
     other = dataclasses.replace(roles, keep_batch_dim=not roles.keep_batch_dim)
     forms = {True: "a batch of one", False: "a bare example"}
-    if _takes(loss, [_example_of(arg, i, other) for i, arg in enumerate(args)]):
+    what = f"the loss cannot take {forms[roles.keep_batch_dim]}"
+    if python := _needed_as_python_values(loss, args, roles):
+        numbers = " or ".join(map(str, python))
+        what, hint = f"the loss cannot take argument {numbers} as a traced array", _CLOSE_OVER_IT
+    elif _takes(loss, [_example_of(arg, i, other) for i, arg in enumerate(args)]):
         hint = f"it takes {forms[other.keep_batch_dim]}: say keep_batch_dim={other.keep_batch_dim}"
     elif _takes(loss, args):
         hint = "it takes the whole batch; write it for any number of examples, or for one with keep_batch_dim=False"
     else:
         return  # it fails on everything: the user's own error says more
     raise PegprofError(
-        f"the loss cannot take {forms[roles.keep_batch_dim]}: {type(error).__name__}: {str(error).splitlines()[0]}",
+        f"{what}: {first_line(error)}",
         where=line_of(error) or home_of(loss),
         hint=hint,
     ) from error
+
+
+def _needed_as_python_values(loss: Loss, args: Sequence[Any], roles: Roles) -> list[int]:
+    """The arguments with flags and numbers of Python, if it is for want of these that a loss fails on one example."""
+    others = [i for i in range(len(args)) if i not in roles.params and not roles.differs(i)]
+    python = [i for i in others if any(isinstance(x, int | float) for x in jax.tree.leaves(args[i]))]
+    example = [_example_of(arg, i, roles) for i, arg in enumerate(args)]
+
+    def with_python_values(*traced: Any) -> Any:
+        return loss(*(args[i] if i in python else x for i, x in enumerate(traced)))
+
+    return python if python and not _takes(loss, example) and _takes(with_python_values, example) else []
 
 
 def _takes(loss: Loss, args: Sequence[Any]) -> bool:

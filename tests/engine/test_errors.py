@@ -160,6 +160,34 @@ def test_value_and_grad_stats_complains_in_the_same_words():
     assert raised.value.what == _error(loss).what
 
 
-@pytest.mark.parametrize("size", [0, -1])
-def test_a_microbatch_has_at_least_one_example(size):
-    assert "microbatch_size" in str(_error(microbatch_size=size))
+@pytest.mark.parametrize("size", [0, -1, 2.0, "2"])
+def test_a_microbatch_has_at_least_one_example_and_only_whole_ones(size):
+    assert f"microbatch_size is {size!r}" in str(_error(microbatch_size=size))
+
+
+def _with_a_flag(params, batch, train):
+    return _loss(params, batch) * (2 if train else 1)
+
+
+def _with_a_length(params, batch, sizes):
+    return _loss(params, batch) + jnp.sum(jnp.zeros(sizes["length"]))
+
+
+@pytest.mark.parametrize(("loss", "value"), [(_with_a_flag, True), (_with_a_length, {"length": 3})])
+def test_a_loss_that_needs_a_python_value_is_told_to_close_over_it(loss, value):
+    with pytest.raises(PegprofError, match="argument 2") as raised:
+        grad_stats(loss)(_params(), _batch(), value)
+    assert f"test_errors.py:{loss.__code__.co_firstlineno + 1}" in raised.value.where
+    assert "close over" in raised.value.hint
+    assert raised.value.__cause__ is not None
+
+
+def test_an_argument_that_is_a_string():
+    with pytest.raises(PegprofError, match="argument 2: a str is no array") as raised:
+        grad_stats(lambda params, batch, name: _loss(params, batch))(_params(), _batch(), "relu")
+    assert "close over" in raised.value.hint
+
+
+def test_the_error_of_a_loss_that_fails_on_everything_is_left_as_it_is():
+    with pytest.raises(KeyError, match="V"):
+        grad_stats(lambda params, batch, scale: _loss({"W": params["V"]}, batch) * scale)(_params(), _batch(), 2.0)
