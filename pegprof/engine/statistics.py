@@ -87,7 +87,7 @@ class Statistic:
         """The mean over the examples of any elementwise function of the gradient.
 
         Args:
-          phi: a function of an array, applied entry by entry.
+          phi: a function of an array, applied entry by entry. It may give truth values, which count as 0 and 1.
           name: its key in the result; the function's own name by default.
           factor: where phi(x·y) = factor(x)·factor(y), that function; it makes rank-one gradients cheap.
 
@@ -96,7 +96,7 @@ class Statistic:
         'mean of third_moment(g)'
         """
         name = name or str(getattr(phi, "__name__", "phi"))
-        moment = Moment(name=f"user:{name}", phi=phi, factor=factor)
+        moment = Moment(name=f"user:{name}", phi=_keeping_dtype(phi), factor=factor and _keeping_dtype(factor))
         return cls(
             name=name,
             formula=f"mean of {name}(g)",
@@ -104,6 +104,15 @@ class Statistic:
             finish=lambda q, _: q[moment.name],
             oracle=lambda g: np.mean(np.asarray(phi(g)), axis=0),
         )
+
+
+def _keeping_dtype(fn: Elementwise) -> Elementwise:
+    """A function whose result has its argument's dtype: sums and means of truth values or of whole numbers go wrong."""
+
+    def converted(x: Any) -> jax.Array:
+        return jnp.asarray(fn(x), jnp.result_type(x))
+
+    return converted
 
 
 def _of_moment(name: str, formula: str, moment: Moment, oracle: Callable[[np.ndarray], np.ndarray]) -> Statistic:

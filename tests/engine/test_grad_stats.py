@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pegprof import grad_stats, make_plan, value_and_grad_stats
+from pegprof import Statistic, grad_stats, make_plan, value_and_grad_stats
 from tests.engine.cases import (
     ALL_STATISTICS,
     assert_program_is_worth_testing,
@@ -369,6 +369,31 @@ def test_statistics_come_back_in_float32_at_least(dtype, expected):
     loss = lambda params, batch: _regression(params, *batch).astype(jnp.float32)
     stats = grad_stats(loss, ALL_STATISTICS)(params, batch)
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(stats)} == {expected}
+
+
+COUNTS = (
+    Statistic.elementwise(lambda g: g > 0, name="positive"),
+    Statistic.elementwise(lambda g: g != 0, name="not_zero", factor=lambda x: x != 0),
+    Statistic.elementwise(lambda g: jnp.floor(40 * g).astype(jnp.int32), name="whole"),
+)
+
+
+@pytest.mark.parametrize("stats", [COUNTS, COUNTS[1:2]], ids=["all", "one with a factor"])
+@pytest.mark.parametrize("backend", ["cpu", "tpu"])
+@pytest.mark.parametrize("microbatch_size", [None, 2])
+def test_truth_values_and_whole_numbers_have_means_like_any_others(stats, backend, microbatch_size):
+    rng = np.random.default_rng(0)
+    shapes = {"looked_up": (23, 3), "tied": (23, 3), "many": (3, 4), "one": (4, 2), "constant": (3,)}
+    params = {name: jnp.asarray(rng.normal(size=shape)) for name, shape in shapes.items()}
+    ids = jnp.asarray(rng.integers(0, 23, (5, 4)), jnp.int32)
+
+    def loss(p, ids):
+        h = jnp.tanh(p["looked_up"][ids] + p["tied"][ids]) @ p["many"]
+        tied = jnp.sum(jnp.sin(h[..., :3] @ p["tied"].T), axis=(1, 2))
+        return jnp.mean(jnp.sum(jnp.sum(h, axis=1) @ p["one"], axis=1) + tied) + jnp.sum(p["constant"])
+
+    found = quick_jit(grad_stats(loss, stats, backend=backend, microbatch_size=microbatch_size))(params, ids)
+    assert_stats_agree(found, loop_stats(loss, stats, params, ids))
 
 
 @pytest.mark.parametrize("microbatch_size", [None, 2])

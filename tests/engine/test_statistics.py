@@ -97,6 +97,16 @@ def test_a_users_statistic_is_called_after_its_function():
     assert Statistic.elementwise(cube, name="third").name == "third"
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_a_users_function_gives_numbers_of_the_gradients_dtype(dtype):
+    g = jnp.asarray([-2.0, 0.0, 3.0], dtype)
+    for fn in (lambda x: x > 0, lambda x: (x > 0).astype(jnp.int8), lambda x: jnp.where(x > 0, np.float64(1), 0)):
+        (moment,) = Statistic.elementwise(fn, name="positive", factor=fn).needs
+        for found in (moment.phi(g), moment.factor(g)):
+            assert found.dtype == dtype
+            assert found.tolist() == [0, 0, 1]
+
+
 def test_quantities_are_shared_and_the_mean_comes_with_the_centred():
     names = [quantity.name for quantity in quantities_of(resolve(["snr", "mean", "variance", "norm", "norm_by_param"]))]
     assert sorted(names) == ["centred", "mean", "square_norm"]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pegprof.engine.statistics import STATISTICS
+from pegprof.engine.statistics import STATISTICS, Statistic
 from pegprof.errors import PegprofError
 from pegprof.problem import Problem
 from pegprof.profiling import methods
@@ -62,6 +62,15 @@ def test_a_batch_may_hold_random_keys_one_for_each_example(name):
     grads = [jax.grad(loss)(params, jax.tree.map(lambda x, i=i: x[i : i + 1], batch)) for i in range(B)]
     found = jax.jit(methods.METHODS[name].make(problem, _options((STATISTICS["second_moment"],))))(params, batch)
     np.testing.assert_allclose(found["second_moment"], np.mean(np.square(grads), axis=0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["vmap", "microbatch", "surgery"])
+def test_a_method_takes_the_mean_of_truth_values(x64, name):
+    problem, positive = _problem(True), Statistic.elementwise(lambda g: g > 0, name="positive")
+    params, batch = problem.init(jax.random.key(0)), problem.batch(jax.random.key(1), B)
+    grads = jax.vmap(lambda x: jax.grad(problem.loss)(params, x[None]))(batch)
+    found = jax.jit(methods.METHODS[name].make(problem, _options((positive,), 2)))(params, batch)["positive"]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), found, _oracle(positive, grads))
 
 
 def test_grad_gives_the_mean_alone():
