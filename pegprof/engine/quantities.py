@@ -36,20 +36,27 @@ def of_stack(quantities: Sequence[Quantity], g_Bx: Any) -> Values:
     return {q.name: of(q) for q in quantities}
 
 
-def of_same(quantities: Sequence[Quantity], g: Any) -> Values:
-    """The quantities where every example has the same gradient; for one example, its own."""
+def of_same(quantities: Sequence[Quantity], g: Any, left_out: Any = False) -> Values:
+    """The quantities where every example has the same gradient; for one example, its own.
+
+    Entries that are ``left_out``, for another to add, count as nothing: for phi that is not the same as a zero.
+    """
     g = widen(g)
 
     def of(quantity: Quantity) -> jax.Array:
         match quantity:
             case Moment():
-                return quantity.phi(g)
+                return _without(left_out, quantity.phi(g))
             case Centred():
                 return jnp.zeros_like(g)
             case SquareNorm():
-                return jnp.sum(jnp.square(g))
+                return jnp.sum(_without(left_out, jnp.square(g)))
 
     return {q.name: of(q) for q in quantities}
+
+
+def _without(left_out: Any, x: jax.Array) -> jax.Array:
+    return x if left_out is False else jnp.where(left_out, 0, x)
 
 
 def is_per_example(name: str) -> bool:
@@ -73,15 +80,15 @@ class Running:
         names = [q.name for q in self.moments] + ([MEAN.name, CENTRED.name] if self.centred else [])
         return dict.fromkeys(names, zeros)
 
-    def add(self, total: Values, g: Any, n: Any) -> tuple[Values, Values]:
-        """The totals with the n-th gradient, and what is this example's alone."""
+    def add(self, total: Values, g: Any, n: Any, left_out: Any = False) -> tuple[Values, Values]:
+        """The totals with the n-th gradient, and what is this example's alone; for ``left_out`` see ``of_same``."""
         g = widen(g)
-        new = {q.name: total[q.name] + q.phi(g) for q in self.moments}
+        new = {name: total[name] + x for name, x in of_same(self.moments, g, left_out).items()}
         if self.centred:
-            before = g - total[MEAN.name]
-            new[MEAN.name] = total[MEAN.name] + before / n
+            mean, before = total[MEAN.name], g - total[MEAN.name]
+            new[MEAN.name] = _moved(mean, g, before / n)
             new[CENTRED.name] = total[CENTRED.name] + before * (g - new[MEAN.name])
-        return new, of_same(self.norms, g)
+        return new, of_same(self.norms, g, left_out)
 
     def finish(self, total: Values, B: int) -> Values:
         return {name: x if name == MEAN.name and self.centred else x / B for name, x in total.items()}
@@ -96,11 +103,20 @@ def merge(a: Values, n: Any, b: Values, m: Any) -> Values:
     def share(of: Any) -> jax.Array:
         return jnp.asarray(m / (n + m), of.dtype)
 
-    merged = {name: x + (b[name] - x) * share(x) for name, x in a.items()}
+    merged = {name: _moved(x, b[name], (b[name] - x) * share(x)) for name, x in a.items()}
     if CENTRED.name in a:
-        apart = jnp.square(a[MEAN.name] - b[MEAN.name])
-        merged[CENTRED.name] += apart * share(apart) * (1 - share(apart))
+        apart = a[MEAN.name] - b[MEAN.name]
+        merged[CENTRED.name] += (apart * share(apart)) * (apart * (1 - share(apart)))  # a square alone may overflow
     return merged
+
+
+def _moved(mean: jax.Array, new: Any, step: jax.Array) -> jax.Array:
+    """A mean after a step towards something new, a part of their difference; an infinite mean stays what it is.
+
+    Where both are equal the step is zero. To weigh the two would round, and give variance to what does not vary; but
+    infinities have no difference.
+    """
+    return mean + jnp.where(jnp.isfinite(mean), step, new)
 
 
 Chunk = Callable[[Any, int], tuple[list[Values], Any]]

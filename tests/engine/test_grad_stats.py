@@ -412,3 +412,45 @@ def test_the_variance_does_not_cancel_where_the_gradients_are_at_hand(microbatch
     actual = quick_jit(grad_stats(loss, "variance", microbatch_size=microbatch_size))(params, batch)
     in_64_bits = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), (params, batch))
     assert_stats_agree(actual, loop_stats(loss, "variance", *in_64_bits), rtol=2e-3)
+
+
+# ---- infinities ---------------------------------------------------------------------------------------------------
+
+LOG = Statistic.elementwise(lambda g: jnp.log(jnp.abs(g)), name="log")
+
+
+def _assert_as_infinite_as_in_a_loop(loss, stats, params, batch, **options):
+    with np.errstate(divide="ignore", invalid="ignore"):
+        expected = loop_stats(loss, stats, params, batch)
+    value, found = quick_jit(value_and_grad_stats(loss, stats, **options))(params, batch)
+    np.testing.assert_allclose(value, expected.value, rtol=1e-8)
+    for name in expected:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8), found[name], expected[name])
+    return expected
+
+
+@pytest.mark.parametrize("positions", [(), (4,)], ids=["one position", "some positions"])
+@pytest.mark.parametrize("microbatch_size", [None, 1, 2, 3])
+def test_a_function_that_is_infinite_for_some_examples_has_an_infinite_mean(microbatch_size, positions):
+    rng = np.random.default_rng(0)
+    params, x = jnp.asarray(rng.normal(size=(6, 2))), jnp.asarray(rng.normal(size=(5, *positions, 6)))
+    for entry, example in enumerate((slice(None), 0, 1, 2, 4)):  # the last entry is zero for no example
+        x = x.at[example, ..., entry].set(0.0)
+    loss = lambda p, x: jnp.mean(jnp.sum(jnp.tanh(x @ p), axis=-1))
+    expected = _assert_as_infinite_as_in_a_loop(loss, (LOG, "mean"), params, x, microbatch_size=microbatch_size)
+    assert np.all(np.isneginf(expected["log"][:5]))
+    assert np.all(np.isfinite(expected["log"][5]))
+
+
+@pytest.mark.parametrize("stats", [("mean", "second_moment"), ("mean", "variance")], ids=" and ".join)
+@pytest.mark.parametrize("positions", [(), (4,)], ids=["one position", "some positions"])
+@pytest.mark.parametrize("microbatch_size", [None, 1, 2])
+def test_infinite_losses_and_gradients_have_infinite_means(microbatch_size, positions, stats):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(5, *positions, 3)))
+    x = x.at[..., 0].set(jnp.inf).at[3, ..., 1].set(-jnp.inf)
+    loss = lambda p, x: jnp.mean(jnp.sum((x @ p)[..., 0], axis=tuple(range(1, x.ndim - 1))))
+    expected = _assert_as_infinite_as_in_a_loop(
+        loss, stats, jnp.asarray([[1.0], [-1.0], [1.0]]), x, microbatch_size=microbatch_size
+    )
+    assert np.isposinf(expected.value)
+    assert np.ravel(expected["mean"])[:2].tolist() == [np.inf, -np.inf]

@@ -270,6 +270,22 @@ def test_rows_added_late_are_exact_in_chunks_of_examples():
     check("late", "table", tied_model, *tied_case(7), stats=LINEAR_STATS, backend="tpu", microbatch_size=3)
 
 
+@pytest.mark.parametrize("microbatch_size", [None, 2])
+def test_rows_added_late_count_alone_where_a_function_of_the_product_is_infinite(microbatch_size):
+    def loss(table, ids):  # a unit that is dead in the product has a gradient where it is looked up
+        h = jax.nn.relu(table[ids] - jnp.array([9.0, 0, 0])[None, None, :])
+        return jnp.mean(jax.nn.log_softmax(h @ table.T)[..., 0] + jnp.sum(jnp.sin(table[ids]), axis=-1))
+
+    table, ids = draw(V, D), tokens(5, T - 3, high=4).at[:, 0].set(2)
+    options = {"backend": "tpu", "microbatch_size": microbatch_size}
+    assert make_plan(loss, table, ids, stats=LOG, **options).row("params").strategy == "late"
+    with np.errstate(divide="ignore"):
+        truth = loop_stats(loss, LOG, table, ids)["log"]
+    np.testing.assert_allclose(quick_jit(grad_stats(loss, LOG, **options))(table, ids)["log"], truth, rtol=1e-8)
+    assert np.all(np.isfinite(truth[2]))
+    assert np.any(np.isneginf(truth))
+
+
 def test_a_variance_is_not_put_right_late(monkeypatch):
     row = make_plan(tied_model, *tied_case(), stats=("variance",), backend="tpu").row("table")
     assert row.strategy != "late"

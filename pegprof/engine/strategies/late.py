@@ -1,13 +1,13 @@
-"""late: as ``tied``, but the product is reduced where it is made, and the rows looked up are put right at the end.
+"""late: as ``tied``, but the product is reduced where it is made, and the rows looked up are added at the end.
 
 The backward pass makes a tied table's product P first, at the logits, and its lookup's rows L last, at the embedding.
 Until both are there nothing can be squared, so the logits of the whole batch would be held through the backward pass.
 But L is zero outside the T rows that an example looks up. With p its rows of P, kept as T×D, and l those of L,
 
-    mean of phi(P + L) = mean of phi(P) + (1/B) Σ_i (phi(p_i + l_i) - phi(p_i)), added at those rows:
+    mean of phi(P + L) = (1/B) Σ_i (phi(P_i), but for those rows) + (1/B) Σ_i phi(p_i + l_i), added at those rows:
 
-the first part when P is made, the second at the end. That is exact for whatever is a mean over the examples, and for
-norms; a variance about the mean is not of that kind.
+the first part when P is made, the second at the end. Nothing is taken away again, so phi may be infinite. That is exact
+for whatever is a mean over the examples, and for norms; a variance about the mean is not of that kind.
 """
 
 import dataclasses
@@ -63,15 +63,22 @@ class Halves:
     def table(self) -> Table:
         return Table.of(self.lookups[0])
 
-    def product_and_rows(self, outputs: list[Any]) -> tuple[list[Any], Any]:
-        """One example's product, as a table, and its rows at the places looked up, from the early half's outputs."""
+    def product_and_rows(self, outputs: list[Any]) -> loop.Outputs:
+        """One example's product, as a table, without the rows looked up, which are kept; from the early half's."""
         env = Env()
         env.write(self.early.outputs, outputs)
         product = tied.sum_of(self.products, self.chain, env)
         places = outputs[len(self.products) :]
         ids = [ids_of(eqn, jnp.asarray(x)[None], self.table)[0] for eqn, x in zip(self.lookups, places, strict=True)]
-        rows_TxD = self.table.flatten(product).at[jnp.concatenate(ids)].get(mode="clip")
-        return [product], widen(rows_TxD)
+        ids_T = jnp.concatenate(ids)
+        rows_TxD = self.table.flatten(product).at[ids_T].get(mode="clip")
+        return loop.Outputs(gradients=[product], left_out=self._looked_up(ids_T), kept=widen(rows_TxD))
+
+    def _looked_up(self, ids_T: jax.Array) -> jax.Array:
+        """Whether an entry of the table is in a row that is looked up."""
+        table = self.table
+        looked_up_V = jnp.zeros(table.V, bool).at[ids_T].set(True, mode="drop")
+        return table.unflatten(jnp.broadcast_to(looked_up_V[:, None], (table.V, table.D)))
 
 
 def _fits(tail: Tail, quantities: Sequence[Quantity]) -> bool:
@@ -86,7 +93,7 @@ def _fits(tail: Tail, quantities: Sequence[Quantity]) -> bool:
 def run_early(
     halves: Halves, quantities: Sequence[Quantity], frontier: Frontier, chunk: int
 ) -> tuple[Values, jax.Array]:
-    """The quantities of the product alone, and its rows at the places looked up, [B, T, D]."""
+    """The quantities of the product without the rows looked up, and those rows, [B, T, D]."""
     (values,), rows_BxTxD = loop.run_keeping(
         halves.early, quantities, frontier, chunk, bind_wide, halves.product_and_rows
     )
@@ -95,14 +102,15 @@ def run_early(
 
 def run_early_of_one(halves: Halves, quantities: Sequence[Quantity], inputs: Sequence[Any]) -> tuple[Values, jax.Array]:
     """The same for one example."""
-    (product,), rows_TxD = halves.product_and_rows(run_wide(halves.early, inputs))
-    return of_same(quantities, product), rows_TxD
+    outputs = halves.product_and_rows(run_wide(halves.early, inputs))
+    (product,) = outputs.gradients
+    return of_same(quantities, product, outputs.left_out), outputs.kept
 
 
 def run_late(
     halves: Halves, quantities: Sequence[Quantity], early: Values, rows_BxTxD: jax.Array, frontier: Frontier
 ) -> Values:
-    """The quantities of the whole, from those of the product."""
+    """The quantities of the whole, from those of the product without the rows looked up."""
     table, B = halves.table, frontier.B
     axes = [0 if b else None for b in frontier.batched]
 
@@ -114,15 +122,15 @@ def run_late(
     ids_BxT = jnp.concatenate([ids_of(eqn, places, table) for eqn, places, _ in pairs], axis=1)
     updates_BxTxD = jnp.concatenate([updates_of(eqn, widen(updates), table) for eqn, _, updates in pairs], axis=1)
     ids_BxT, added_BxTxD = add_up_equal(ids_BxT, updates_BxTxD, table.V)
+    rows_BxTxD = jnp.where((ids_BxT < table.V)[:, :, None], rows_BxTxD + added_BxTxD, 0)  # each row once
 
     def of(quantity: Quantity) -> jax.Array:
         value = early[quantity.name]
         if isinstance(quantity, Moment):
-            change_BxTxD = quantity.phi(rows_BxTxD + added_BxTxD) - quantity.phi(rows_BxTxD)
-            changes_NxD = change_BxTxD.reshape(-1, table.D) / B
-            whole = table.flatten(value).at[ids_BxT.ravel()].add(changes_NxD, mode="drop")
+            phi_NxD = quantity.phi(rows_BxTxD).reshape(-1, table.D) / B
+            whole = table.flatten(value).at[ids_BxT.ravel()].add(phi_NxD, mode="drop")
             return move(halves.chain, table.unflatten(whole))
-        return value + jnp.sum(jnp.square(rows_BxTxD + added_BxTxD) - jnp.square(rows_BxTxD), axis=(1, 2))
+        return value + jnp.sum(jnp.square(rows_BxTxD), axis=(1, 2))
 
     return {q.name: of(q) for q in quantities}
 

@@ -38,7 +38,17 @@ def run(
     return values
 
 
-Split = Callable[[list[Any]], tuple[list[Any], Any]]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """A tail's outputs for one example: gradients, which entries of them are left out, and what is kept."""
+
+    gradients: list[Any]
+    left_out: Any = False
+    kept: Any = ()
+
+
+def _only_gradients(outputs: list[Any]) -> Outputs:
+    return Outputs(gradients=outputs)
 
 
 def run_keeping(
@@ -47,22 +57,23 @@ def run_keeping(
     frontier: Frontier,
     chunk: int,
     rule: Rule = bind_wide,
-    split: Split = lambda outputs: (outputs, ()),
+    split: Callable[[list[Any]], Outputs] = _only_gradients,
 ) -> tuple[list[Values], Any]:
-    """As ``run``, and something that is kept of every example: ``split`` parts a tail's outputs from it."""
+    """As ``run``, and something that is kept of every example: ``split`` says what a tail's outputs are."""
     running = Running(quantities)
 
-    def outputs_of(example: list[Any]) -> tuple[list[Any], Any]:
+    def outputs_of(example: list[Any]) -> Outputs:
         return split(run_wide(tail, frontier.with_examples(example), rule))
 
     def step(state: tuple[Any, list[Values]], example: list[Any]) -> tuple[Any, Any]:
         n, totals = state
-        gradients, kept = outputs_of(example)
-        added = [running.add(total, g, n) for total, g in zip(totals, gradients, strict=True)]
-        return (n + 1, [total for total, _ in added]), ([own for _, own in added], kept)
+        outputs = outputs_of(example)
+        pairs = zip(totals, outputs.gradients, strict=True)
+        added = [running.add(total, g, n, outputs.left_out) for total, g in pairs]
+        return (n + 1, [total for total, _ in added]), ([own for _, own in added], outputs.kept)
 
     examples = frontier.examples()
-    shapes, _ = jax.eval_shape(outputs_of, [x[0] for x in examples])
+    shapes = jax.eval_shape(lambda example: outputs_of(example).gradients, [x[0] for x in examples])
     start = (jnp.ones((), jnp.float32), [running.start(s) for s in shapes])
     unroll = _unrolled(tail, min(chunk, frontier.B))
     (_, totals), (own, kept) = jax.lax.scan(step, start, examples, unroll=unroll)
