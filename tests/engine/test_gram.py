@@ -87,6 +87,12 @@ def test_the_norm_of_no_gradient_is_zero(monkeypatch, strategy):
 
 
 @BOTH
+def test_the_norm_of_an_example_without_positions_is_zero(monkeypatch, strategy):
+    only(monkeypatch, strategy)
+    check(strategy, lambda w, x: jnp.sum(jnp.tanh(x @ w)), draw(3, 4), draw(5, 0, 3))
+
+
+@BOTH
 def test_bfloat16_operands_are_added_up_in_float32(monkeypatch, strategy):
     only(monkeypatch, strategy)
     w, x = draw(8, 8).astype(jnp.bfloat16), jnp.ones((2, 300, 8), jnp.bfloat16)

@@ -51,3 +51,14 @@ def test_a_batch_that_is_not_a_multiple_of_a_step_has_every_example_counted_once
     gradients = np.stack([_gradient(w, x[i : i + 1]) for i in range(B)])
     np.testing.assert_allclose(stats["mean"], gradients.mean(axis=0), atol=1e-6)
     np.testing.assert_allclose(stats["second_moment"], np.square(gradients).mean(axis=0), atol=1e-7)
+
+
+@pytest.mark.parametrize("sizes", [{"D": 0}, {"E": 0}, {"T": 0}], ids=str)
+def test_a_parameter_without_entries_and_an_example_without_positions_have_statistics(sizes):
+    w, x = _arguments(**{"T": 4, **sizes})
+    loss = lambda w, x: jnp.sum(jnp.tanh(x @ w))
+    for backend in ("cpu", "tpu"):
+        stats = grad_stats(loss, ("mean", "variance", "norm"), backend=backend)(w, x)
+        assert stats["mean"].shape == stats["variance"].shape == w.shape
+        for found in stats.values():
+            np.testing.assert_array_equal(found, np.zeros(found.shape))

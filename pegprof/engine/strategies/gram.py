@@ -86,7 +86,7 @@ def _run_batched(tail: Tail, quantities: Sequence[Quantity], frontier: Frontier,
 
 
 def _chunk(tail: Tail) -> int:
-    return max(1, int(_HELD_BYTES // _one(tail).bytes_held))
+    return max(1, int(_HELD_BYTES // max(1, _one(tail).bytes_held)))
 
 
 def _one(tail: Tail) -> Cost:

@@ -82,7 +82,7 @@ def run_keeping(
 
 def _unrolled(tail: Tail, chunk: int) -> int:
     """How many examples a step of the loop takes; no more gradients are held than ``chunk``."""
-    entries = sum(map(size, tail.outputs))
+    entries = max(1, sum(map(size, tail.outputs)))
     positions = tail_cost(tail).product_flops / (2 * entries)
     return min(UNROLL, chunk) if positions < FEW_POSITIONS else 1
 
