@@ -63,6 +63,11 @@ _callback_ps = (
     _primitive_of(lambda x: jax.pure_callback(lambda y: y, _pair, x), _pair),
     _primitive_of(lambda x: jax.experimental.io_callback(lambda y: y, _pair, x), _pair),
 )
+_ragged_dot_p = _primitive_of(
+    jax.lax.ragged_dot,
+    *(jax.ShapeDtypeStruct((2, 2), "float32"), jax.ShapeDtypeStruct((1, 2, 2), "float32")),
+    jax.ShapeDtypeStruct((1,), "int32"),
+)
 
 
 def abstract(aval: Any) -> jax.ShapeDtypeStruct:
@@ -232,6 +237,8 @@ def unbatchable_reason(eqn: JaxprEqn) -> str | None:
         return f"{name} has an ordered effect ({source_line(eqn)})"
     if p in _callback_ps and eqn.params.get("vmap_method", "") is None:
         return f"{name} has no vmap_method ({source_line(eqn)})"
+    if p is _ragged_dot_p:  # it has a rule, which raises where an operand, such as a parameter, is not batched
+        return f"{name} cannot be batched ({source_line(eqn)})"
     if eqn.invars and p not in batching.fancy_primitive_batchers and p not in _CALLS:
         return f"{name} has no batching rule ({source_line(eqn)})"
     inner = (unbatchable_reason(inner_eqn) for sub in sub_jaxprs(eqn) for inner_eqn in sub.eqns)

@@ -345,6 +345,22 @@ def test_a_callback_that_cannot_be_batched_runs_one_example_at_a_time():
         assert_stats_agree(grad_stats(loss, ALL_STATISTICS, **options)(params, batch), truth(name, 5))
 
 
+@pytest.mark.parametrize("own_sizes", [True, False], ids=["sizes of each example", "sizes for all"])
+def test_a_ragged_product_that_jax_does_not_batch_runs_one_example_at_a_time(own_sizes):
+    rng = np.random.default_rng(0)
+    params, x = jnp.asarray(rng.normal(size=(3, 4, 2))), jnp.asarray(rng.normal(size=(4, 6, 4)))
+    sizes = jnp.asarray([[1, 2, 3], [0, 6, 0], [2, 2, 2], [0, 1, 5]], jnp.int32)
+
+    def loss(p, example):
+        x, sizes_of_it = example
+        return jnp.sum(jnp.sin(jax.lax.ragged_dot(x, p, sizes_of_it if own_sizes else sizes[0])))
+
+    expected = loop_stats(loss, ALL_STATISTICS, params, (x, sizes), keep_batch_dim=False)
+    assert "ragged_dot" in make_plan(loss, params, (x, sizes), keep_batch_dim=False).one_at_a_time
+    found = quick_jit(grad_stats(loss, ALL_STATISTICS, keep_batch_dim=False))(params, (x, sizes))
+    assert_stats_agree(found, expected)
+
+
 def test_a_plan_made_on_shapes_gives_the_same_statistics():
     loss, params, batch = case("transformer_block", 5)
     plan = make_plan(loss, *jax.eval_shape(lambda *args: args, params, batch), stats=ALL_STATISTICS)
