@@ -17,7 +17,13 @@ Values = dict[str, Any]
 def widen(g: Any) -> jax.Array:
     """The same values in float32 at least."""
     g = jnp.asarray(g)
-    return g.astype(jnp.promote_types(g.dtype, jnp.float32))
+    return g.astype(wide_dtype(g.dtype))
+
+
+def wide_dtype(dtype: Any) -> Any:
+    """The dtype itself if it is as wide as float32. By hand: numpy's promotion fails on float8."""
+    is_wide = jnp.issubdtype(dtype, jnp.inexact) and jnp.finfo(dtype).bits >= 32
+    return dtype if is_wide else jnp.dtype(jnp.float32)
 
 
 def of_stack(quantities: Sequence[Quantity], g_Bx: Any) -> Values:
@@ -76,7 +82,7 @@ class Running:
         self.norms = [q for q in quantities if isinstance(q, SquareNorm)]
 
     def start(self, g: jax.ShapeDtypeStruct) -> Values:
-        zeros = jnp.zeros(g.shape, jnp.promote_types(g.dtype, jnp.float32))
+        zeros = jnp.zeros(g.shape, wide_dtype(g.dtype))
         names = [q.name for q in self.moments] + ([MEAN.name, CENTRED.name] if self.centred else [])
         return dict.fromkeys(names, zeros)
 

@@ -19,7 +19,7 @@ from pegprof.engine.contraction import contracted_size
 from pegprof.engine.costs import Cost, chunks, frontier_bytes
 from pegprof.engine.jaxpr import Env, JaxprEqn, Var, shape_of
 from pegprof.engine.jaxpr import primitives as p
-from pegprof.engine.quantities import Values, in_chunks
+from pegprof.engine.quantities import Values, in_chunks, wide_dtype
 from pegprof.engine.statistics import SQUARE_NORM, Quantity, SquareNorm
 from pegprof.engine.strategies.base import Frontier, Strategy
 from pegprof.engine.strategies.lookups import terms_of
@@ -56,7 +56,7 @@ def _square_norm(eqn: JaxprEqn, operands: Sequence[Any]) -> jax.Array:
         groups, T = x.shape[: len(shared[side])], contracted_size(eqn)
         x = x.reshape(*([math.prod(groups)] if groups else []), T, math.prod(x.shape[x.ndim - len(free) :]))
         last, batch = x.ndim - 1, tuple(range(x.ndim - 2))
-        wide = jnp.promote_types(x.dtype, jnp.float32)
+        wide = wide_dtype(x.dtype)
         numbers = (((last,), (last,)), (batch, batch))
         grams.append(jax.lax.dot_general(x, x, numbers, precision=eqn.params["precision"], preferred_element_type=wide))
     return jnp.maximum(jnp.sum(grams[0] * grams[1]), 0)  # rounding may take a norm of zero below it
