@@ -2,11 +2,13 @@
 
 Each model and target is what ``pegprof run MODEL --target TARGET --no-time`` gives. The CSV is rewritten after each,
 and one that is in it already, by the same versions and at the same batch, is not compiled again: the program can be
-stopped and started as one likes.
+stopped and started as one likes. After a change of the engine ``--again surgery`` compiles that method anew, no other.
 """
 
+import contextlib
 import csv
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -21,7 +23,9 @@ from pegprof.errors import PegprofError
 from pegprof.problem import zoo_names
 from pegprof.profiling import arguments
 from pegprof.profiling.devices import DEVICES
-from pegprof.profiling.result import METHODS, Row
+from pegprof.profiling.measure import Session, find_targets
+from pegprof.profiling.progress import Silence
+from pegprof.profiling.result import METHODS, Result, Row, Settings
 
 TARGETS = "cpu,tpu-v5e,tpu-v5p,h100"
 COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
@@ -34,6 +38,9 @@ def main(
     models: Annotated[str | None, typer.Option(metavar="NAME[,NAME]...", help="Which models; all of the zoo.")] = None,
     targets: Annotated[str, typer.Option(metavar="NAME[,NAME]...", help="Which targets.")] = TARGETS,
     batch: Annotated[int, typer.Option(min=1, help="Examples.")] = 64,
+    again: Annotated[
+        str | None, typer.Option(metavar="METHOD[,METHOD]...", help="Compile these anew, where all are known.")
+    ] = None,
     csv_file: Annotated[Path, typer.Option("--csv", help="Where the rows go.")] = Path("reports/zoo-targets.csv"),
     figure: Annotated[Path, typer.Option(help="Where the figure goes, as .png and .svg.")] = Path(
         "reports/zoo-targets.png"
@@ -41,15 +48,19 @@ def main(
 ) -> None:
     """Write what every method needs for every model on every target, and how often activations dominate."""
     names, places = arguments.parse_names(models) if models else zoo_names(), arguments.parse_names(targets)
+    anew = arguments.parse_names(again) if again else ()
     rows = read_rows(csv_file)
-    for model in names:
-        for target in places:
-            if is_known(rows, model, target, batch):
-                say(f"{model} on {target}: known")
-                continue
+    for model, target in itertools.product(names, places):
+        known = [row for row in rows if (row["model"], row["target"]) == (model, target)]
+        if not is_known(rows, model, target, batch):
             found = compile_all(model, target, batch)
-            rows = [row for row in rows if (row["model"], row["target"]) != (model, target)] + found
-            write_csv(rows, str(csv_file))
+        elif anew:
+            found = compile_anew(known, model, target, batch, anew)
+        else:
+            say(f"{model} on {target}: known")
+            continue
+        rows = in_order([row for row in rows if row not in known] + found)
+        write_csv(rows, str(csv_file))
     wanted = [row for row in rows if row["model"] in names and row["target"] in places]
     print(render_shares(wanted, places))
     draw(wanted, places, batch, figure)
@@ -76,6 +87,15 @@ def is_known(rows: Sequence[Cells], model: str, target: str, batch: int) -> bool
     return {row["method"] for row in fresh} == set(METHODS)
 
 
+def in_order(rows: Sequence[Cells]) -> list[Cells]:
+    """Model by model and target by target, as they came, and each with its methods in the order of the table."""
+    models, targets = (list(dict.fromkeys(row[key] for row in rows)) for key in ("model", "target"))
+    return sorted(
+        rows,
+        key=lambda row: (models.index(row["model"]), targets.index(row["target"]), METHODS.index(row["method"])),
+    )
+
+
 def compile_all(model: str, target: str, batch: int) -> list[Cells]:
     """The rows of one model on one target; none if it could not be loaded."""
     say(f"{model} on {target} ...")
@@ -84,6 +104,33 @@ def compile_all(model: str, target: str, batch: int) -> list[Cells]:
     except PegprofError as error:
         say(f"{model} on {target}: {error}")
         return []
+    return _cells(result)
+
+
+def compile_anew(known: Sequence[Cells], model: str, target: str, batch: int, anew: Sequence[str]) -> list[Cells]:
+    """The rows of one model on one target, some of them compiled anew; what activations take is known of the others."""
+    say(f"{model} on {target}: {', '.join(anew)} ...")
+    settings = Settings(model=model, batches=(batch,), methods=tuple(anew), targets=(target,), time=False)
+    (place,) = find_targets(settings, talk=Silence())
+    session = Session(settings, (place,), talk=Silence(), save=_ignore, preview=_ignore, debug=False, problem=None)
+    with contextlib.closing(session.asker):
+        session.describe()
+        compiled = {method: session.compile(batch, method, place) for method in anew}
+    old = {row["method"]: row for row in known}
+    new = {row["method"]: row for row in _cells(session.result())}
+    for method, row in new.items():
+        row |= {name: old[method][name] for name in ("activation_bytes_per_example", "activations_dominate")}
+        needed = compiled[method].assigned_bytes
+        if needed and "grad" not in new and old["grad"]["peak_ratio"]:  # one that was refused has none
+            row["peak_ratio"] = str(needed / int(old["grad"]["peak_bytes"]))
+    return list((old | new).values())
+
+
+def _ignore(result: Result) -> None:
+    """Nothing is shown before all is compiled."""
+
+
+def _cells(result: Result) -> list[Cells]:
     for row in result.rows:
         say(f"  {row.method}: {row.status} {row.peak_bytes} {row.reason}")
     return [{name: _cell(value) for name, value in dataclasses.asdict(row).items()} for row in result.rows]

@@ -347,6 +347,23 @@ def test_zoo_targets_compiles_nothing_that_is_known_and_says_how_often_activatio
     assert not zoo_targets.is_known(known[1:], "linear", "cpu", 4)
 
 
+def test_zoo_targets_compiles_a_method_anew_and_leaves_the_others_as_they_are(tmp_path):
+    files = ["--csv", tmp_path / "z.csv", "--figure", tmp_path / "z.png"]
+    arguments = ["--models", "mlp", "--targets", "cpu", "--batch", "4", *files]
+    assert invoke(zoo_targets, *arguments).exit_code == 0
+    first = zoo_targets.read_rows(tmp_path / "z.csv")
+    marked = [row | {"peak_bytes": "1", "temp_bytes": "2"} if row["method"] == "surgery" else row for row in first]
+    write_csv(marked[::-1], str(tmp_path / "z.csv"))
+    done = invoke(zoo_targets, *arguments, "--again", "surgery")
+    assert done.exit_code == 0, done.output
+    again = zoo_targets.read_rows(tmp_path / "z.csv")
+    changing = {"compile_s", "timestamp", "capacity_bytes"}
+    assert [{k: v for k, v in row.items() if k not in changing} for row in again] == [
+        {k: v for k, v in row.items() if k not in changing} for row in first
+    ]
+    assert [row["timestamp"] for row in again[:-1]] == [row["timestamp"] for row in first[:-1]]
+
+
 def test_zoo_targets_reads_what_was_written_before_there_were_the_last_columns(tmp_path):
     full = [{name: name for name in zoo_targets.COLUMNS}]
     write_csv([{name: row[name] for name in zoo_targets.COLUMNS[:-2]} for row in full], str(tmp_path / "older.csv"))

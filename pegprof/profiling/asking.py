@@ -35,6 +35,7 @@ class Compiled:
     alias_bytes: int | None = None
     refused: bool = False  # by the compiler, which says that peak_bytes are needed and available_bytes there
     available_bytes: int | None = None
+    second_try: bool = False  # the compiler failed, and did not without something
     from_cache: bool = False
 
     @property

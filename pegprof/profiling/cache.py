@@ -19,6 +19,7 @@ from pegprof.profiling.environment import version_of
 FORMAT = 1  # grows when the answers change their meaning
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 NUMBERS = {"peak_bytes", "argument_bytes", "output_bytes", "temp_bytes", "alias_bytes", "available_bytes"}
+TRUTHS = {"refused", "second_try"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ def _makes_sense(answer: Any) -> bool:
         isinstance(answer, dict)
         and isinstance(answer.get("peak_bytes"), int)
         and isinstance(answer.get("compile_s"), float)
-        and isinstance(answer.get("refused", False), bool)
+        and all(isinstance(answer.get(name, False), bool) for name in TRUTHS)
         and all(isinstance(value, int) for name, value in answer.items() if name in NUMBERS)
-        and answer.keys() <= NUMBERS | {"compile_s", "refused"}
+        and answer.keys() <= NUMBERS | TRUTHS | {"compile_s"}
     )

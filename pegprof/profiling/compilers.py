@@ -5,6 +5,7 @@ import importlib.util
 import platform
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 from pegprof.profiling.environment import version_of
 
@@ -29,6 +30,14 @@ class Wheels:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SecondTry:
+    """What to leave out where a compiler fails at a program, and what a reader must know of it then."""
+
+    options: Mapping[str, Any]  # of XLA
+    note: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiler:
     """What compiles for devices of one kind.
 
@@ -38,6 +47,7 @@ class Compiler:
       extra: of pyproject.toml, that installs it.
       wheels: the sets of wheels of which any will do; the first is what the extra installs.
       environment: of a process that compiles.
+      second_try: for programs that it fails at.
     """
 
     backend: str
@@ -45,6 +55,7 @@ class Compiler:
     extra: str
     wheels: tuple[Wheels, ...]
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    second_try: SecondTry | None = None
 
     @property
     def is_installed(self) -> bool:
@@ -92,6 +103,12 @@ CUDA = Compiler(
             packages=("jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cuda-nvcc"),
             without_module=("nvidia-cuda-nvcc",),  # nvidia.cu13 is the folder of all of NVIDIA's wheels
         ),
+    ),
+    # A GPU that is there is asked which of several kernels is fastest, and one that cannot be built is out. Without one
+    # XLA takes the first, and fails with it: "Couldn't find output tile sizes" for the 197 positions of a ViT.
+    second_try=SecondTry(
+        options={"xla_gpu_enable_triton_gemm": False},
+        note="matrix products by cuBLAS, since the compiler fails at Triton's",
     ),
 )
 

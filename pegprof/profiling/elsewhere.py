@@ -7,6 +7,7 @@ compiler once answered is kept (``cache.py``), by the program's text.
 
 import re
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from jax.sharding import SingleDeviceSharding
 from pegprof.engine.flops import count_flops
 from pegprof.errors import ExitCode, PegprofError, first_line
 from pegprof.profiling import cache
-from pegprof.profiling.compilers import install_line
+from pegprof.profiling.compilers import Compiler, install_line
 from pegprof.profiling.devices import DEVICES, Device
 
 
@@ -44,7 +45,7 @@ class Place:
         entry = cache.Entry.of(lowered.as_text(), self.device)
         if use_cache and (known := entry.read()):
             return {"flops": flops, **known, "from_cache": True}
-        answer = _compile_or_refuse(lowered)
+        answer = _compile_or_refuse(lowered, self.device.compiler)
         answer["compile_s"] = time.perf_counter() - start_s
         if use_cache:
             entry.write(answer)
@@ -64,9 +65,22 @@ def _find(device: Device) -> Any:
     return topology.devices[0]
 
 
-def _compile_or_refuse(lowered: Any) -> dict[str, Any]:
+def _compile_or_refuse(lowered: Any, compiler: Compiler) -> dict[str, Any]:
+    """What a compiler says of a program, at the second try if it has one and fails at the first."""
     try:
-        return dict(memory_bytes(lowered.compile()))
+        return _compile_once(lowered)
+    except jax.errors.JaxRuntimeError as error:
+        if compiler.second_try is None:
+            raise
+        try:
+            return {**_compile_once(lowered, compiler.second_try.options), "second_try": True}
+        except jax.errors.JaxRuntimeError:
+            raise error from None  # it was not what the second try leaves out
+
+
+def _compile_once(lowered: Any, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    try:
+        return dict(memory_bytes(lowered.compile(options)))
     except jax.errors.JaxRuntimeError as error:
         if found := parse_refusal(str(error)):
             needed_bytes, available_bytes = found

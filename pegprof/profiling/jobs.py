@@ -202,6 +202,8 @@ def _find_slope(compile_at: Callable[[int], dict[str, Any]], memory_bytes: int) 
     answers = {batch: answer, other: compile_at(other)} if other else {}
     if not answers or any(each.get("refused") for each in answers.values()):
         raise PegprofError(f"not even a batch of {batch} fits")
+    if len({each.get("second_try", False) for each in answers.values()}) > 1:
+        raise PegprofError(f"the compiler fails at one of the batches {batch} and {other}, and takes another way there")
     return {b: answers[b]["temp_bytes"] for b in sorted(answers)}
 
 

@@ -385,6 +385,8 @@ class Session:
     def _judge(self, batch: int, target: Target, compiled: Compiled, timed: Timed) -> tuple[Status, str]:
         """A row's status, and all that there is to say about it."""
         remarks = [compiled.note, "in this process" if self.problem else ""]
+        if compiled.second_try and target.device and target.device.compiler.second_try:
+            remarks.append(target.device.compiler.second_try.note)
         if compiled.from_cache:
             remarks.append("from the cache, as compiled before")
         ended = timed.samples_s or timed.failure or timed.refused or timed.skipped or compiled.failure

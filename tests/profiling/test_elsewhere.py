@@ -6,11 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 import pegprof
 from pegprof.errors import ExitCode, PegprofError
-from pegprof.profiling import jobs
+from pegprof.profiling import elsewhere, jobs
 from pegprof.profiling.asking import Asker
 from pegprof.profiling.compilers import CUDA, TPU, has_wheels, install_line
 from pegprof.profiling.devices import DEVICES, GIB
@@ -163,6 +164,64 @@ def test_other_words_of_a_compiler_are_read_too():
         int(15.75 * GIB),
     )
     assert parse_refusal("RESOURCE_EXHAUSTED: nobody knows") is None
+
+
+class Fragile:
+    """A program that a compiler fails at, unless it leaves something out."""
+
+    def __init__(self, needed=None, says="INTERNAL: Couldn't find output tile sizes"):
+        self.needed, self.says, self.tried = needed, says, []
+
+    def compile(self, options=None):
+        self.tried.append(options)
+        if options is None or options != self.needed:
+            raise jax.errors.JaxRuntimeError(self.says if options is None else "INTERNAL: this way neither")
+        return jax.jit(lambda x: x + 1).lower(1.0).compile()
+
+
+def test_what_a_compiler_fails_at_is_tried_once_more_without_what_it_fails_at():
+    program = Fragile(needed=CUDA.second_try.options)
+    answer = elsewhere._compile_or_refuse(program, CUDA)
+    assert answer["second_try"]
+    assert answer["peak_bytes"] > 0
+    assert program.tried == [None, CUDA.second_try.options]
+
+
+def test_where_that_does_not_help_the_first_failure_is_told():
+    with pytest.raises(jax.errors.JaxRuntimeError, match="output tile sizes"):
+        elsewhere._compile_or_refuse(Fragile(), CUDA)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="output tile sizes"):
+        elsewhere._compile_or_refuse(Fragile(), TPU)
+
+
+def test_what_does_not_fit_is_not_tried_again():
+    says = "the total memory required for HLO temporaries (22.50G) exceeds available HBM (15.75G)."
+    program = Fragile(says=says)
+    assert elsewhere._compile_or_refuse(program, CUDA)["refused"]
+    assert program.tried == [None]
+
+
+@needs_compilers
+@pytest.mark.slow
+def test_a_vision_transformer_is_compiled_for_a_gpu_and_the_row_says_how_the_cache_too():
+    """Its 197 positions are what XLA's compiler fails at, as of 0.10.2."""
+    options = {"layers": 1, "classes": 10}
+    results = [
+        pegprof.profile("vit-s16", options=options, batch=8, methods=("grad",), targets=("h100",), time=False)
+        for _ in range(2)
+    ]
+    rows = [row for result in results for row in result.rows]
+    assert [row.status for row in rows] == ["ok", "ok"]
+    assert rows[0].reason in ("", CUDA.second_try.note)
+    assert rows[1].reason == "; ".join(filter(None, [rows[0].reason, "from the cache, as compiled before"]))
+
+
+def test_activations_are_not_the_difference_between_two_ways_to_compile():
+    def compile_at(batch):
+        return {"peak_bytes": 100 * batch, "temp_bytes": 90 * batch, "second_try": batch > 16}
+
+    with pytest.raises(PegprofError, match="takes another way"):
+        jobs._find_slope(compile_at, memory_bytes=10**6)
 
 
 HIDE = """
