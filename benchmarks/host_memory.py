@@ -3,13 +3,14 @@
 Each method runs once, in a process of its own, as in ``pegprof run``, but alone: so each at the largest batch that it
 can run at here, up to the one asked for. The peak of that process stands beside XLA's figure for the same program.
 They agree if they differ by at most 10%, or by at most 32 MiB. The files are rewritten after each model, so that what
-is known is on disk when one stops waiting.
+is known is on disk when one stops waiting; what they have of other models stays there.
 """
 
+import csv
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -47,22 +48,40 @@ def main(
         int, typer.Option(min=1, help="Fewer examples are run where these do not fit or take too long.")
     ] = 64,
     time_limit: Annotated[float, typer.Option(metavar="S", min=1, help="Seconds for each method of a model.")] = 150,
-    csv: Annotated[Path, typer.Option(help="Where the rows go.")] = Path("reports/host-memory.csv"),
+    csv_file: Annotated[Path, typer.Option("--csv", help="Where the rows go.")] = Path("reports/host-memory.csv"),
     markdown: Annotated[Path, typer.Option(help="Where the table goes.")] = Path("reports/host-memory.md"),
     check: Annotated[bool, typer.Option("--check", help="End with 1 if something does not agree.")] = False,
 ) -> None:
     """Compare peaks of memory, measured and by XLA, for every method of every model of the zoo."""
-    compared: list[Compared] = []
-    for model in arguments.parse_names(models) if models else zoo_names():
+    names = arguments.parse_names(models) if models else zoo_names()
+    compared = [each for each in read_rows(csv_file) if each.model not in names]
+    for model in names:
         say(f"{model} ...")
         found = list(compare(model, batch, time_limit))
         for each in found:
             say(f"  {each.method}: {each.reason or _percent(each.difference)}")
         compared += found
-        write_csv([dataclasses.asdict(each) for each in compared], str(csv))
-        markdown.write_text(render(compared, batch), encoding="utf-8")
+        write_csv([dataclasses.asdict(each) for each in compared], str(csv_file))
+        markdown.write_text(render(compared), encoding="utf-8")
     if check and any(each.agrees is False for each in compared):
         raise PegprofError("measured peaks and XLA's figures do not agree everywhere", exit_code=ExitCode.NO)
+
+
+def read_rows(path: Path) -> list[Compared]:
+    """What an earlier run left."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return [Compared(**{name: _READ[name](cell) for name, cell in row.items()}) for row in csv.DictReader(file)]
+
+
+_READ: dict[str, Callable[[str], Any]] = dict.fromkeys(("model", "method", "reason"), str)
+_READ |= dict.fromkeys(("jaxlib", "xla_flags"), lambda cell: cell or None)
+_READ |= dict.fromkeys(("batch", "xla_bytes", "measured_bytes"), lambda cell: int(cell) if cell else None)
+_READ |= {
+    "difference": lambda cell: float(cell) if cell else None,
+    "agrees": {"": None, "True": True, "False": False}.get,
+}
 
 
 def compare(model: str, batch: int, time_limit_s: float) -> Iterator[Compared]:
@@ -112,7 +131,7 @@ _TABLE = (
 )
 
 
-def render(compared: Sequence[Compared], batch: int) -> str:
+def render(compared: Sequence[Compared]) -> str:
     """The table, and why a row has holes."""
     known = [each for each in compared if each.agrees is not None]
     flags = next((f'XLA_FLAGS="{each.xla_flags}" ' for each in compared if each.xla_flags), "")
@@ -120,7 +139,7 @@ def render(compared: Sequence[Compared], batch: int) -> str:
     lines = [
         "# Peaks of memory on a CPU: measured, and by XLA",
         "",
-        f"By `{flags}python benchmarks/host_memory.py --batch {batch}`, with jaxlib {jaxlib}.",
+        f"By `{flags}python benchmarks/host_memory.py`, with jaxlib {jaxlib}.",
         "Arguments are included. Two figures agree if they differ by at most 10%, or by at most 32 MiB:",
         f"{sum(bool(each.agrees) for each in known)} of {len(known)} do.",
         "",

@@ -419,10 +419,24 @@ def test_host_memory_compares_what_was_measured_with_xlas_figure_for_the_same_ba
     unknown = host_memory.summarise(dataclasses.replace(row, host_peak_bytes=None, reason="refused"))
     assert (far.batch, far.difference, far.agrees) == (4, 0.25, False)
     assert (near.difference, near.agrees, unknown.agrees, unknown.reason) == (0.0, True, None, "refused")
-    text = host_memory.render([far, near, unknown], batch=64)
+    text = host_memory.render([far, near, unknown])
     assert "1 of 2 do." in text
     assert "| m | vmap | 4 | 4.0 GiB | 5.0 GiB | +25.0% | no |" in text
     assert "- m, vmap: refused" in text
+
+
+def test_host_memory_keeps_what_its_files_have_of_other_models(tmp_path):
+    compared = host_memory.Compared(model="m", method="vmap", batch=4, xla_bytes=5, difference=0.25, agrees=False)
+    unknown = host_memory.Compared(model="n", method="grad", reason="refused", xla_flags="--flag")
+    write_csv([dataclasses.asdict(each) for each in (compared, unknown)], str(tmp_path / "h.csv"))
+    assert host_memory.read_rows(tmp_path / "h.csv") == [compared, unknown]
+    files = ["--csv", tmp_path / "h.csv", "--markdown", tmp_path / "h.md"]
+    done = invoke(host_memory, "--models", "n", *files)
+    assert done.exit_code == 0, done.output
+    first, *others = host_memory.read_rows(tmp_path / "h.csv")
+    assert first == compared
+    assert {(each.model, each.reason) for each in others} == {("n", "there is no model 'n'")}
+    assert "| m | vmap | 4 |" in (tmp_path / "h.md").read_text()
 
 
 @pytest.mark.slow
