@@ -104,8 +104,8 @@ CUDA = Compiler(
             without_module=("nvidia-cuda-nvcc",),  # nvidia.cu13 is the folder of all of NVIDIA's wheels
         ),
     ),
-    # A GPU that is there is asked which of several kernels is fastest, and one that cannot be built is out. Without one
-    # XLA takes the first, and fails with it: "Couldn't find output tile sizes" for the 197 positions of a ViT.
+    # Seen with 0.10.2: "Couldn't find output tile sizes" for the 197 positions of a ViT. There is no GPU to try kernels
+    # on, by which XLA chooses them elsewhere.
     second_try=SecondTry(
         options={"xla_gpu_enable_triton_gemm": False},
         note="matrix products by cuBLAS, since the compiler fails at Triton's",
