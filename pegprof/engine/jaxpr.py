@@ -10,7 +10,9 @@ from typing import Any
 
 import jax
 import jax.extend.core.primitives as primitives
+import jax.numpy as jnp
 from jax._src import source_info_util
+from jax._src.core import pvary_p
 from jax._src.interpreters import batching
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
 from jax.interpreters import partial_eval as pe
@@ -34,6 +36,7 @@ __all__ = [
     "evaluate",
     "primitives",
     "prune",
+    "pvary_p",
     "shape_of",
     "source_line",
     "source_of",
@@ -43,7 +46,10 @@ __all__ = [
     "trace",
     "unbatchable_reason",
     "used_inputs",
+    "vary",
+    "varying_axes",
     "with_outputs",
+    "zeros_like",
 ]
 
 Atom = Var | Literal
@@ -69,9 +75,34 @@ _ragged_dot_p = _primitive_of(
 )
 
 
-def abstract(aval: Any) -> jax.ShapeDtypeStruct:
-    """A shape and a dtype to trace with, from a value or an abstract value."""
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+def abstract(x: Any, shape: Sequence[int] | None = None) -> jax.ShapeDtypeStruct:
+    """What to trace with, from a value or an abstract value: a dtype, varying axes, and a shape, another if given."""
+    aval = x if hasattr(x, "manual_axis_type") else jax.typeof(x)
+    weak = getattr(aval, "weak_type", False) and shape is None
+    shape = aval.shape if shape is None else tuple(shape)
+    if not varying_axes(aval):
+        return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=weak)
+    sharding = jax.NamedSharding(jax.sharding.get_abstract_mesh(), jax.P())
+    manual = aval.manual_axis_type
+    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=weak, sharding=sharding, manual_axis_type=manual)
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """The axes of a ``shard_map`` that checks them (``check_vma=True``) along which a value differs by its type."""
+    aval = x if hasattr(x, "manual_axis_type") else jax.typeof(x)
+    manual = getattr(aval, "manual_axis_type", None)
+    return frozenset() if manual is None else manual.varying
+
+
+def vary(x: Any, axes: Iterable[str]) -> Any:
+    """A value whose type says that it differs along some axes of a ``shard_map``; nothing is computed."""
+    missing = tuple(sorted(set(axes) - varying_axes(x)))
+    return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+
+def zeros_like(aval: Any, dtype: Any = None) -> jax.Array:
+    """Zeros of the shape and varying axes of an abstract value: what a loop's carry starts from."""
+    return vary(jnp.zeros(aval.shape, dtype or aval.dtype), varying_axes(aval))
 
 
 def shape_of(atom: Atom) -> tuple[int, ...]:
