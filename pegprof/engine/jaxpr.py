@@ -5,6 +5,7 @@ Jaxprs that are *flat*: jit, remat, custom_jvp and custom_vjp are inlined; scan,
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from jax._src import source_info_util
 from jax._src.interpreters import batching
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
 from jax.interpreters import partial_eval as pe
+
+from pegprof.user_code import is_users_own, place
 
 __all__ = [
     "Atom",
@@ -128,8 +131,23 @@ def constants(closed: ClosedJaxpr) -> Iterator[Any]:
 
 
 def source_line(eqn: JaxprEqn) -> str:
-    """The user's file and line that an equation comes from."""
-    return source_info_util.summarize(eqn.source_info)
+    """The user's file and line that an equation comes from; failing that, a line of a package that is not JAX."""
+    frames = list(source_info_util.user_frames(eqn.source_info.traceback))
+    own = [frame for frame in frames if _is_users_own(frame.file_name)]
+    innermost = next(iter(own or frames), None)
+    return place(innermost.file_name, innermost.start_line) if innermost else ""
+
+
+_is_users_own = functools.cache(is_users_own)
+
+
+def _has_users_line(eqn: JaxprEqn) -> bool:
+    return any(_is_users_own(frame.file_name) for frame in source_info_util.user_frames(eqn.source_info.traceback))
+
+
+def _at_line_of(eqn: JaxprEqn, caller: JaxprEqn) -> JaxprEqn:
+    """An equation with the source line of the call that it was inlined from."""
+    return eqn.replace(source_info=eqn.source_info.replace(traceback=caller.source_info.traceback))
 
 
 def bind(eqn: JaxprEqn, values: Sequence[Any], **changed_params: Any) -> list[Any]:
@@ -182,19 +200,25 @@ def evaluate(closed: ClosedJaxpr, args: Sequence[Any], rule: Rule = bind) -> lis
     return env.read(closed.jaxpr.outvars)
 
 
-def flatten(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Inline every call, also inside scan bodies, and remove dead code; what it computes stays the same."""
-    flat = trace(lambda *args: evaluate(closed, args, _flatten_equation), closed.in_avals)
-    return prune(flat)
+def flatten(closed: ClosedJaxpr, caller: JaxprEqn | None = None) -> ClosedJaxpr:
+    """Inline every call, also inside scan bodies, and remove dead code; what it computes stays the same.
+
+    JAX's own functions, such as those of ``jax.random``, are calls whose equations know no line of the user's. They
+    get the line of the call, as do those of ``closed`` that of ``caller``.
+    """
+    rule = functools.partial(_flatten_equation, caller=caller)
+    return prune(trace(lambda *args: evaluate(closed, args, rule), closed.in_avals))
 
 
-def _flatten_equation(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
+def _flatten_equation(eqn: JaxprEqn, values: Sequence[Any], caller: JaxprEqn | None = None) -> list[Any]:
+    if caller and (_has_users_line(caller) > _has_users_line(eqn) or not source_line(eqn)):
+        eqn = _at_line_of(eqn, caller)
     if inner := called_by(eqn):
         if eqn.primitive is primitives.remat_p:
             values = _remat_barrier(eqn, values)
-        return evaluate(inner, values, _flatten_equation)
+        return evaluate(inner, values, functools.partial(_flatten_equation, caller=eqn))
     if eqn.primitive is primitives.scan_p:
-        return bind(eqn, values, jaxpr=flatten(eqn.params["jaxpr"]))
+        return bind(eqn, values, jaxpr=flatten(eqn.params["jaxpr"], caller=eqn))
     if eqn.primitive is primitives.name_p:
         return list(values)  # a name guides a checkpoint policy; after differentiation it has done its work
     return bind(eqn, values)
