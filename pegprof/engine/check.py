@@ -356,6 +356,7 @@ def _difference(a: np.ndarray, b: np.ndarray, floor: float, tolerance: float) ->
         return _Difference(kind="left", relative=np.inf, nonfinite=_nonfinite(a))
     if np.any(of_a & ~of_b):
         return _Difference(kind="right", relative=np.inf, nonfinite=_nonfinite(b))
+    nonfinite, is_finite = _nonfinite(b), bool(np.all(of_b))
     a, b = a[of_a], b[of_b]
     largest = max(np.max(np.abs(a), initial=0.0), np.max(np.abs(b), initial=0.0), floor)
     if largest:  # squares of what is divided by it neither overflow nor vanish
@@ -363,9 +364,7 @@ def _difference(a: np.ndarray, b: np.ndarray, floor: float, tolerance: float) ->
         apart, scale = np.linalg.norm(a - b), max(np.linalg.norm(a), np.linalg.norm(b), floor / largest)
         if apart > tolerance * scale:
             return _Difference(kind="apart", relative=float(apart / scale))
-    if not np.all(of_a):
-        return _Difference(kind="both", relative=np.inf, nonfinite=_nonfinite(b))
-    return None
+    return None if is_finite else _Difference(kind="both", relative=np.inf, nonfinite=nonfinite)
 
 
 def _finite(x: Any) -> np.ndarray:
