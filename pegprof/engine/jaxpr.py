@@ -5,6 +5,7 @@ Jaxprs that are *flat*: jit, remat, custom_jvp and custom_vjp are inlined; scan,
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from jax._src.interpreters import batching
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
 from jax.interpreters import partial_eval as pe
 
+from pegprof.user_code import is_users_own, place
+
 __all__ = [
     "Atom",
     "ClosedJaxpr",
@@ -27,6 +30,7 @@ __all__ = [
     "Primitive",
     "Var",
     "abstract",
+    "at_line_of_call",
     "barrier_p",
     "bind",
     "called_by",
@@ -158,8 +162,25 @@ def constants(closed: ClosedJaxpr) -> Iterator[Any]:
 
 
 def source_line(eqn: JaxprEqn) -> str:
-    """The user's file and line that an equation comes from."""
-    return source_info_util.summarize(eqn.source_info)
+    """The user's file and line that an equation comes from; failing that, a line of a package that is not JAX."""
+    frames = list(source_info_util.user_frames(eqn.source_info.traceback))
+    own = [frame for frame in frames if _is_users_own(frame.file_name)]
+    innermost = next(iter(own or frames), None)
+    return place(innermost.file_name, innermost.start_line) if innermost else ""
+
+
+_is_users_own = functools.cache(is_users_own)
+
+
+def _has_users_line(eqn: JaxprEqn) -> bool:
+    return any(_is_users_own(frame.file_name) for frame in source_info_util.user_frames(eqn.source_info.traceback))
+
+
+def at_line_of_call(eqn: JaxprEqn, call: JaxprEqn) -> JaxprEqn:
+    """An equation inlined from a call: with the source line of the call where it has no line of the user's own."""
+    if _has_users_line(eqn) or (source_line(eqn) and not _has_users_line(call)):
+        return eqn
+    return eqn.replace(source_info=eqn.source_info.replace(traceback=call.source_info.traceback))
 
 
 def bind(eqn: JaxprEqn, values: Sequence[Any], **changed_params: Any) -> list[Any]:
