@@ -29,12 +29,13 @@ def train_step(
     """A jitted step of training that computes, by surgery, the statistics that the optimizer needs and no others.
 
     Any optax optimizer will do, with or without statistics, and within ``chain``, ``masked``, ``partition``,
-    ``inject_hyperparams`` or ``apply_if_finite``, which looks at the mean gradient alone. Whatever scales the mean before
-    an optimizer in a chain scales its statistics too; anything else is refused there if the optimizer takes statistics.
-    The update is given the value of the loss as ``value`` too, as optax's ``reduce_on_plateau`` wants it.
-    ``optax.MultiSteps`` works for optimizers that need nothing but the mean, and is refused for others: it would average
-    the means of several batches, and pass on the other statistics of the last one. For large batches there is
-    ``microbatch_size``.
+    ``inject_hyperparams`` or ``apply_if_finite``, which looks at the mean gradient alone. The update is given the value
+    of the loss as ``value`` too, as optax's ``reduce_on_plateau`` wants it. ``optax.MultiSteps`` works for optimizers
+    that need nothing but the mean, and is refused for others: it would average the means of several batches, and pass
+    on the other statistics of the last one. For large batches there is ``microbatch_size``.
+
+    A transformation that scales the mean before an optimizer in a chain scales the optimizer's statistics too. Anything
+    else is refused before an optimizer that takes statistics.
 
     Args:
       loss: ``loss(params, batch, ...) -> scalar``, a mean over the leading axis of every leaf of ``batch``.
