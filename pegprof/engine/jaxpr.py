@@ -16,6 +16,7 @@ from jax._src import source_info_util
 from jax._src.core import pvary_p
 from jax._src.interpreters import batching
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
+from jax.extend.core import Primitive as _Primitive
 from jax.interpreters import partial_eval as pe
 
 from pegprof.user_code import is_users_own, place
@@ -38,6 +39,7 @@ __all__ = [
     "constants",
     "dtype_of",
     "evaluate",
+    "marker",
     "primitives",
     "prune",
     "pvary_p",
@@ -77,6 +79,22 @@ _ragged_dot_p = _primitive_of(
     *(jax.ShapeDtypeStruct((2, 2), "float32"), jax.ShapeDtypeStruct((1, 2, 2), "float32")),
     jax.ShapeDtypeStruct((1,), "int32"),
 )
+
+
+def marker(name: str) -> Primitive:
+    """A primitive that returns its last operands, ``returned`` of them; its other parameters are whatever is bound.
+
+    It can be traced and batched, and not compiled: who puts it into a Jaxpr takes it out again.
+    """
+    primitive = _Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(lambda *avals, returned, **_: avals[len(avals) - returned :])
+
+    def batch(values: Sequence[Any], axes: Sequence[Any], *, returned: int, **params: Any) -> tuple[Any, Any]:
+        return primitive.bind(*values, returned=returned, **params), axes[len(axes) - returned :]
+
+    batching.primitive_batchers[primitive] = batch
+    return primitive
 
 
 def abstract(x: Any, shape: Sequence[int] | None = None) -> jax.ShapeDtypeStruct:

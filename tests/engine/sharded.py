@@ -40,7 +40,7 @@ def main(names: list[str]) -> int:
 
 
 def _on_mesh(stats_of: Any, check_vma: bool) -> Any:
-    """The statistics of a batch that is spread over eight devices: each takes its own examples' and all are averaged."""
+    """The statistics of a batch spread over eight devices: each takes its own examples, and all are averaged."""
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     spread, same = jax.P("data"), jax.P()
 
