@@ -11,6 +11,8 @@ import time
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before the first import of jax
 
+import jax
+
 from tests.fuzz.session import Session, replay
 
 
@@ -23,6 +25,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--plain", help="Options of the case to reset to their defaults, as backend,forced.")
     parser.add_argument("--shrink", action=argparse.BooleanOptionalAction, default=True, help="Shrink what fails.")
     options = parser.parse_args(arguments)
+    with jax.enable_x64(True):
+        return run(options)
+
+
+def run(options: argparse.Namespace) -> int:
     seed = secrets.randbelow(10**9) if options.seed is None else options.seed
     if options.program is not None:
         keep = None if options.keep is None else [int(i) for i in options.keep.split(",") if i]

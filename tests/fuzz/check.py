@@ -11,18 +11,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from pegprof import make_plan, value_and_grad_stats
+from pegprof import value_and_grad_stats
 from pegprof.engine.jaxpr import evaluate, start
 from pegprof.engine.plan import Plan
-from pegprof.engine.planner import find_sites
+from pegprof.engine.planner import find_sites, plan_sites
 from pegprof.engine.sites import Cut, InnerLoop, Site
 from pegprof.engine.statistics import Statistic, quantities_of
 from pegprof.engine.strategies import STRATEGIES
 from pegprof.engine.strategies.base import run_wide
-from pegprof.engine.trace import Roles, trace_example
+from pegprof.engine.trace import Roles, Trace, trace_example
 from tests.engine.cases import ALL_STATISTICS
 from tests.fuzz.grammar import MOST_EXAMPLES, Program
 from tests.oracles import Truth, assert_stats_agree, loop_stats, quick_jit
@@ -49,6 +48,7 @@ class Case:
     has_aux: bool = False
     eager: bool = False
     memory_budget: int | None = None
+    passes: bool = True  # whether each pass is evaluated as well
 
     def reset(self, names: Sequence[str]) -> "Case":
         """The same with some options as plain as can be."""
@@ -72,6 +72,7 @@ def draw_case(program: Program) -> Case:
         has_aux=bool(rng.uniform() < 0.15),
         eager=bool(rng.uniform() < 0.01),
         memory_budget=1 if rng.uniform() < 0.05 else None,
+        passes=bool(rng.uniform() < 0.6),
     )
 
 
@@ -89,7 +90,7 @@ def _draw_stats(rng: np.random.Generator, B: int) -> tuple[str, ...]:
     return tuple(str(name) for name in rng.choice(defined, size=3, replace=False))
 
 
-class Discarded(Exception):  # noqa: N818 - it ends a program, it is no error
+class Discarded(Exception):
     """The loop has no answer to compare with."""
 
 
@@ -101,10 +102,11 @@ class Findings:
     strategies: collections.Counter[str]
 
 
-def check(program: Program, case: Case, *, passes: bool = True) -> Findings:
+def check(program: Program, case: Case) -> Findings:
     """Hold a program against the loop, as a case calls it; ``Discarded`` if the loop cannot."""
     params, batch = program.params, jax.tree.map(lambda x: x[: case.B], program.batch)
     truth = _loop(program, case, params, batch)
+    roles = Roles(keep_batch_dim=program.keep_batch_dim, has_aux=case.has_aux)
     wrong: dict[str, str] = {}
     strategies: collections.Counter[str] = collections.Counter()
 
@@ -116,9 +118,14 @@ def check(program: Program, case: Case, *, passes: bool = True) -> Findings:
         except Exception:
             wrong[name] = "".join(traceback.format_exc(limit=-6))
 
-    attempt("statistics", _check_statistics, program, case, params, batch, truth, strategies)
-    if passes:
-        attempt("passes", _check_passes, program, params, batch, truth)
+    def check_all() -> None:
+        trace = trace_example(_loss_of(program, case), (params, batch), roles)
+        cut = find_sites(trace)
+        attempt("statistics", _check_statistics, program, case, trace, cut, truth, strategies)
+        if case.passes:
+            attempt("passes", _check_passes, program, case, trace, cut, truth)
+
+    attempt("planning", check_all)
     return Findings(wrong=wrong, strategies=strategies)
 
 
@@ -152,35 +159,32 @@ def tolerance(program: Program) -> float:
 
 
 def _check_statistics(
-    program: Program, case: Case, params: Any, batch: Any, truth: Truth, strategies: collections.Counter[str]
+    program: Program, case: Case, trace: Trace, cut: Cut, truth: Truth, strategies: collections.Counter[str]
 ) -> None:
     loss, stats = _loss_of(program, case), [_BY_NAME[name] for name in case.stats]
-    options = {"keep_batch_dim": program.keep_batch_dim, "has_aux": case.has_aux}
     how = {"microbatch_size": case.microbatch_size, "backend": case.backend, "memory_budget": case.memory_budget}
-    plan = make_plan(loss, params, batch, stats=stats, **options, **how)
+    plan = plan_sites(trace, cut, stats, **how)
     if case.forced:
-        plan = _with_other_strategies(program, case, plan, stats, params, batch)
+        plan = _with_other_strategies(program, plan, cut, stats)
     strategies.update(row.strategy for row in plan.rows)
-    fn = value_and_grad_stats(loss, stats, **options, **how, plan=plan if case.forced else None)
+    options = {"keep_batch_dim": program.keep_batch_dim, "has_aux": case.has_aux, **how}
+    fn = value_and_grad_stats(loss, stats, **options, plan=plan if case.forced else None)
     compiled = (lambda fn: fn) if case.eager else quick_jit
+    batch = jax.tree.map(lambda x: x[: case.B], program.batch)
     if not case.outer_vmap:
-        _compare(compiled(fn)(params, batch), truth, case, program)
+        _compare(compiled(fn)(program.params, batch), truth, case, program)
         return
-    members = [params, jax.tree.map(lambda x: 0.7 * x + 0.05, params)]
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *members)
-    found = compiled(jax.vmap(fn, in_axes=(0, None)))(stacked, batch)
+    members = [program.params, jax.tree.map(lambda x: 0.7 * x + 0.05, program.params)]
+    stacked = jax.tree.map(lambda *x: np.stack(x), *members)
+    found = jax.device_get(compiled(jax.vmap(fn, in_axes=(0, None)))(stacked, batch))
     for i, member in enumerate(members):
         expected = truth if i == 0 else _loop(program, case, member, batch)
         _compare(jax.tree.map(lambda x, i=i: x[i], found), expected, case, program)
 
 
-def _with_other_strategies(
-    program: Program, case: Case, plan: Plan, stats: Sequence[Statistic], params: Any, batch: Any
-) -> Plan:
+def _with_other_strategies(program: Program, plan: Plan, cut: Cut, stats: Sequence[Statistic]) -> Plan:
     """The plan with a random one of the strategies that fit each site, and random chunks."""
     rng = np.random.default_rng([program.seed, 1_001])
-    roles = Roles(keep_batch_dim=program.keep_batch_dim, has_aux=case.has_aux)
-    cut = find_sites(trace_example(_loss_of(program, case), (params, batch), roles))
     rows = {row.parameter: row for row in plan.rows}
     for site in cut.sites():
         fitting = [s.name for s in STRATEGIES.values() if s.fits(site.tail, quantities_of(stats))]
@@ -223,24 +227,22 @@ def _without_noise(stats: Any, expected: Truth) -> tuple[Any, Truth]:
 # ---- the passes --------------------------------------------------------------------------------------------------
 
 
-def _check_passes(program: Program, params: Any, batch: Any, truth: Truth) -> None:
+def _check_passes(program: Program, case: Case, trace: Trace, cut: Cut, truth: Truth) -> None:
     """Every pass, evaluated on the first example: the same gradients as before it, which are the loop's."""
-    trace = trace_example(program.loss, (params, batch), Roles(keep_batch_dim=program.keep_batch_dim))
-    cut = find_sites(trace)
     labels: list[str] = []
 
-    def run(*inputs: Any) -> Any:
-        labels.clear()
-        pairs = []
-        for label, before, after in _tails(cut, inputs):
-            labels.append(label)
-            pairs.append((before, after))
-        return evaluate(trace.closed, inputs)[1:], evaluate(cut.closed, inputs)[1:], pairs
+    def run(params: Any, batch: Any) -> Any:
+        inputs = trace.inputs((params, batch))
+        first = [x[0] if own else x for x, own in zip(inputs, trace.depends, strict=True)]
+        found = list(_tails(cut, first))
+        labels[:] = [label for label, _, _ in found]
+        _, _, squeezed = trace.split_outputs(evaluate(trace.closed, first))
+        _, _, hoisted = trace.split_outputs(evaluate(cut.closed, first))
+        return squeezed, hoisted, [(before, after) for _, before, after in found]
 
-    inputs = trace.inputs((params, batch))
-    first = [x[0] if own else x for x, own in zip(inputs, trace.depends, strict=True)]
-    squeezed, hoisted, tails = quick_jit(run)(*first)
-    names = sorted(params)
+    batch = jax.tree.map(lambda x: x[: case.B], program.batch)
+    squeezed, hoisted, tails = quick_jit(run)(program.params, batch)
+    names = sorted(program.params)
     gradients = {name: truth.gradients[name][0] for name in names}
     rtol = max(PASSES_RTOL, 0.0 if tolerance(program) == 1e-8 else tolerance(program))
     floor = rtol * max((np.max(np.abs(g), initial=0.0) for g in gradients.values()), default=0.0)

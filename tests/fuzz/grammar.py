@@ -24,7 +24,7 @@ MOST_ENTRIES = 100
 """How large one example's hidden value may become: a program has to compile in a fraction of a second."""
 
 
-class Misfit(Exception):  # noqa: N818 - it ends an attempt, it is no error
+class Misfit(Exception):
     """A block cannot take this shape with the options that it drew; another block is tried."""
 
 
@@ -81,9 +81,7 @@ def block(
         name = draw.__name__
         if name in BLOCKS:
             raise ValueError(f"two blocks are called {name}")
-        BLOCKS[name] = Block(
-            name=name, draw=draw, ranks=ranks, has_weights=weights, holds_others=holds, chance=chance
-        )
+        BLOCKS[name] = Block(name=name, draw=draw, ranks=ranks, has_weights=weights, holds_others=holds, chance=chance)
         return draw
 
     return register
@@ -387,8 +385,8 @@ def draw_program(seed: int, *, keep: Sequence[int] | None = None, only: str | No
         texts=tuple(layer.text for layer in layers),
         positions=tuple(positions),
         loss=mapped if form == "vmap" else of_one,
-        params={name: jnp.asarray(value) for name, value in scope.params.items()},
-        batch={name: jnp.asarray(value) for name, value in scope.inputs.items()},
+        params=dict(scope.params),
+        batch=dict(scope.inputs),
         tags=frozenset(scope.tags),
         used=dict(scope.used),
     )
@@ -398,7 +396,9 @@ def _draw_start(make: Maker) -> Layer:
     """The first hidden value: numbers of the example, or rows of a table that it looks up."""
     rank = int(make.rng.choice([1, 2, 3, 4], p=[0.2, 0.35, 0.35, 0.1]))
     sizes = [1, 2, 3, 4, 5] if rank <= 3 else [1, 2, 3]
-    shape = tuple(int(n) for n in make.rng.choice(sizes, size=rank, p=None if rank > 3 else [0.12, 0.22, 0.22, 0.22, 0.22]))
+    shape = tuple(
+        int(n) for n in make.rng.choice(sizes, size=rank, p=None if rank > 3 else [0.12, 0.22, 0.22, 0.22, 0.22])
+    )
     if make.rng.uniform() < 0.8:
         x = make.input(*shape)
         return Layer(text=f"x {shape}", apply=lambda context, _: x(context), shape=shape)

@@ -43,15 +43,10 @@ class Failure:
         )
 
 
-def with_x64() -> None:
-    jax.config.update("jax_enable_x64", True)
-
-
 class Session:
     """Programs one after the other, and what came of them."""
 
     def __init__(self, *, seed: int, shrink: bool = True):
-        with_x64()
         self.seed, self.shrink = seed, shrink
         self.programs = 0
         self.discarded: collections.Counter[str] = collections.Counter()
@@ -100,9 +95,7 @@ class Session:
             shorter += f" --keep {','.join(map(str, shrunk.positions))}"
         if plain:
             shorter += f" --plain {','.join(plain)}"
-        return Failure(
-            number=number, program=shrunk, case=case, wrong=wrong, command=command, shrunk_command=shorter
-        )
+        return Failure(number=number, program=shrunk, case=case, wrong=wrong, command=command, shrunk_command=shorter)
 
     def progress(self) -> str:
         elapsed = time.monotonic() - self.started
@@ -157,7 +150,6 @@ def shrink(
 
 def replay(seed: int, number: int, *, keep: Sequence[int] | None = None, plain: Sequence[str] = ()) -> int:
     """Run one program again, and say all of it. The exit code is that of the command."""
-    with_x64()
     program = draw_program(seed + number, keep=keep)
     case = draw_case(program).reset(plain)
     out = sys.stdout

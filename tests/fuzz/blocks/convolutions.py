@@ -71,7 +71,7 @@ def convolution(make: Maker, shape: Shape) -> Any:
         y = jnp.transpose(y, layouts[2])
         return y.reshape(*lead, *((images // batch_groups,) if own else ()), *y.shape[1:])
 
-    return apply, _shape_of(apply, make, shape, w)
+    return apply, _shape_of(apply, make, shape)
 
 
 def _laid_out(x: jax.Array, spec: Shape) -> jax.Array:
@@ -82,12 +82,12 @@ def _laid_out(x: jax.Array, spec: Shape) -> jax.Array:
     return jnp.transpose(x, order)
 
 
-def _shape_of(apply: Any, make: Maker, shape: Shape, *_: Any) -> Shape:
+def _shape_of(apply: Any, make: Maker, shape: Shape) -> Shape:
     """The shape of what a block gives, for one example."""
-    params = {name: jnp.zeros(value.shape) for name, value in make.scope.shareable().items()}
-    context = Context(params=params, batch={}, penalties=[])
+    params = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in make.scope.shareable().items()}
+    h = jax.ShapeDtypeStruct((1,) * make.lead + shape, "float64")
     try:
-        after = jax.eval_shape(lambda h: apply(context, h), jnp.zeros((1,) * make.lead + shape))
+        after = jax.eval_shape(lambda params, h: apply(Context(params=params, batch={}, penalties=[]), h), params, h)
     except (TypeError, ValueError) as error:
         raise Misfit from error
     return tuple(after.shape[make.lead :])
@@ -136,9 +136,7 @@ def convolution_transposed(make: Maker, shape: Shape) -> Any:
 
     def apply(context: Context, h: Any) -> Any:
         x = h if make.lead else h[None]
-        y = jax.lax.conv_transpose(
-            x, w(context), strides, padding, dimension_numbers=numbers, transpose_kernel=flipped
-        )
+        y = jax.lax.conv_transpose(x, w(context), strides, padding, dimension_numbers=numbers, transpose_kernel=flipped)
         return y if make.lead else y[0]
 
     return apply, _shape_of(apply, make, shape)

@@ -103,10 +103,8 @@ def map_over_axis(make: Maker, shape: Shape) -> Any:
 
         xs = ({name: context.params[name] for name in names}, jnp.moveaxis(h, axis, 0))
         if by == "vmap":
-            ys = jax.vmap(one)(xs)
-        else:
-            ys = jax.lax.map(one, xs, batch_size=2 if by == "batched map" else None)
-        return jnp.moveaxis(ys, 0, axis)
+            return jnp.moveaxis(jax.vmap(one)(xs), 0, axis)
+        return jnp.moveaxis(jax.lax.map(one, xs, batch_size=2 if by == "batched map" else None), 0, axis)
 
     return apply, shape
 
@@ -122,19 +120,19 @@ def fori_loop(make: Maker, shape: Shape) -> Any:
     def apply(context: Context, h: Any) -> Any:
         def body(i: Any, h: Any) -> Any:
             after = jnp.sin(layer.apply(context, h)) + 0.5 * h
-            return after if rows is None else after * (1 + jax.lax.dynamic_index_in_dim(rows(context), i, keepdims=False))
+            return (
+                after if rows is None else after * (1 + jax.lax.dynamic_index_in_dim(rows(context), i, keepdims=False))
+            )
 
         return jax.lax.fori_loop(0, steps, body, h, unroll=unroll or None)
 
     return apply, shape
 
 
-@block(ranks=(1, 2), weights=True)
+@block(ranks=(2, 2), weights=True, chance=1.5)
 def scan_in_scan(make: Maker, shape: Shape) -> Any:
     """Layers around time: each layer of a stack is a recurrence."""
-    if len(shape) < 2:
-        raise Misfit
-    (T, D), length = shape, make.size("layers", 1, 3)
+    D, length = shape[-1], make.size("layers", 1, 3)
     into, across = make.weight(length, D, D, fan_in=D), make.weight(length, D, D, fan_in=D)
     for_all = make.weight(D, D, fan_in=D) if make.flag("a weight for all layers") else None
     remat, reverse = make.flag("remat", 0.3), make.flag("reverse", 0.3)

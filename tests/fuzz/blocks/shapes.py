@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tests.fuzz.grammar import Context, Maker, Misfit, Shape, block
 
@@ -64,8 +65,8 @@ def transpose(make: Maker, shape: Shape) -> Any:
         axes = (*range(make.lead), *(make.lead + axis for axis in order))
         return (lambda _, h: jnp.transpose(h, axes)), tuple(shape[axis] for axis in order)
     a, b = make.axis(shape, "first"), make.axis(shape, "second")
-    fn = jnp.moveaxis if kind == "moveaxis" else jnp.swapaxes
-    return (lambda _, h: fn(h, a, b)), jax.eval_shape(lambda x: fn(x, a, b), jnp.zeros(shape)).shape
+    name = "moveaxis" if kind == "moveaxis" else "swapaxes"
+    return (lambda _, h: getattr(jnp, name)(h, a, b)), getattr(np, name)(np.zeros(shape), a, b).shape
 
 
 def _along(make: Maker, shape: Shape, fn: Any) -> Any:
@@ -115,10 +116,11 @@ def concatenate(make: Maker, shape: Shape) -> Any:
     """With a function of itself, a parameter or more of the example."""
     axis = make.axis(shape)
     kind = make.option("with", "itself", "parameter", "input", "constant")
+    fixed = make.constant(*shape)
     other = {
         "parameter": lambda: make.weight(*shape),
         "input": lambda: make.input(*shape),
-        "constant": lambda: lambda _, c=make.constant(*shape): c,
+        "constant": lambda: lambda _: fixed,
         "itself": lambda: None,
     }[kind]()
     first = make.flag("in front")
@@ -252,7 +254,6 @@ def triangle(make: Maker, shape: Shape) -> Any:
     if kind == "diagonal":
         return _along(make, shape, lambda h: jnp.diagonal(h, axis1=-2, axis2=-1))
     if kind == "rot90":
-        return _along(make, shape, lambda h: jnp.rot90(h, make_turns, axes=(-2, -1))) if (
-            make_turns := make.size("turns", 1, 3)
-        ) else (None, shape)
+        turns = make.size("turns", 1, 3)
+        return _along(make, shape, lambda h: jnp.rot90(h, turns, axes=(-2, -1)))
     return _along(make, shape, lambda h: h[..., :, None] * jnp.cos(h[..., None, :]))
