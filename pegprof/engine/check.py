@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pegprof.engine.flatten import flatten
 from pegprof.engine.inject import grad_stats
-from pegprof.engine.jaxpr import ClosedJaxpr, JaxprEqn, Literal, Var, dtype_of, flatten, shape_of, source_line
+from pegprof.engine.jaxpr import ClosedJaxpr, JaxprEqn, Literal, Var, dtype_of, shape_of, source_line
 from pegprof.engine.jaxpr import primitives as p
 from pegprof.engine.tails import example_dependent, variables
 from pegprof.engine.trace import Loss, Roles, batch_size, parameter_names

@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pegprof.engine.facts import known
 from pegprof.engine.jaxpr import (
     Atom,
     ClosedJaxpr,
@@ -71,10 +72,10 @@ def hoist(
 
     def rule(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
         free = [v not in blocked for v in eqn.outvars]
-        if eqn.primitive is primitives.scan_p and any(free):
+        if known(eqn) is primitives.scan_p and any(free):
             from_zero = [not isinstance(v, Literal) and v in zeros for v in eqn.invars]
             return _hoist_scan(Loop.of(eqn, dependent), values, from_zero, free, [v in whole for v in eqn.outvars])
-        if eqn.primitive is primitives.cond_p and any(free) and not all(free) and _grows(eqn, free, dependent):
+        if known(eqn) is primitives.cond_p and any(free) and not all(free) and _grows(eqn, free, dependent):
             return _split_cond(eqn, values, free)
         return bind(eqn, values)
 
@@ -213,7 +214,7 @@ def _summands(jaxpr: Jaxpr, carry_in: int, carry_out: int) -> list[Atom] | None:
         if isinstance(atom, Literal) or atom not in made_by or uses[atom] != 1:
             return None
         eqn = made_by[atom]
-        if eqn.primitive not in (primitives.add_jaxvals_p, primitives.add_p):
+        if known(eqn) not in (primitives.add_jaxvals_p, primitives.add_p):
             return None
         for here, other in (eqn.invars, reversed(eqn.invars)):
             if (found := terms(here)) is not None:
@@ -257,7 +258,7 @@ def _sum_of_start(eqn: JaxprEqn, env: Env, varying: set[Var], length: int) -> li
     """A start's sum over the loop; for a product of matrices, time is one more axis to contract."""
     values = env.read(eqn.invars)
     varies = [not isinstance(v, Literal) and v in varying for v in eqn.invars]
-    if eqn.primitive is not primitives.dot_general_p or not any(varies):
+    if known(eqn) is not primitives.dot_general_p or not any(varies):
         return _add_up(lambda *values: bind(eqn, values), values, varies, length)
     if not all(varies):
         return bind(eqn, [jnp.sum(x, axis=0) if v else x for x, v in zip(values, varies, strict=True)])

@@ -32,7 +32,6 @@ __all__ = [
     "constants",
     "dtype_of",
     "evaluate",
-    "flatten",
     "primitives",
     "prune",
     "shape_of",
@@ -182,24 +181,6 @@ def evaluate(closed: ClosedJaxpr, args: Sequence[Any], rule: Rule = bind) -> lis
     return env.read(closed.jaxpr.outvars)
 
 
-def flatten(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Inline every call, also inside scan bodies, and remove dead code; what it computes stays the same."""
-    flat = trace(lambda *args: evaluate(closed, args, _flatten_equation), closed.in_avals)
-    return prune(flat)
-
-
-def _flatten_equation(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
-    if inner := called_by(eqn):
-        if eqn.primitive is primitives.remat_p:
-            values = _remat_barrier(eqn, values)
-        return evaluate(inner, values, _flatten_equation)
-    if eqn.primitive is primitives.scan_p:
-        return bind(eqn, values, jaxpr=flatten(eqn.params["jaxpr"]))
-    if eqn.primitive is primitives.name_p:
-        return list(values)  # a name guides a checkpoint policy; after differentiation it has done its work
-    return bind(eqn, values)
-
-
 _CALLS = {
     primitives.jit_p: "jaxpr",
     primitives.call_p: "call_jaxpr",
@@ -216,18 +197,6 @@ def called_by(eqn: JaxprEqn) -> ClosedJaxpr | None:
         return None
     inner = eqn.params[_CALLS[eqn.primitive]]
     return inner if isinstance(inner, ClosedJaxpr) else close(inner)
-
-
-def _remat_barrier(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
-    """What remat lowers to: a barrier, so that XLA doesn't merge the recomputation with the forward pass."""
-    prevent = eqn.params["prevent_cse"]
-    prevent = [prevent] * len(values) if isinstance(prevent, bool) else list(prevent)
-    held = [i for i, prevented in enumerate(prevent) if prevented and eqn.params["differentiated"]]
-    values = list(values)
-    if held:
-        for i, value in zip(held, jax.lax.optimization_barrier(tuple(values[i] for i in held)), strict=True):
-            values[i] = value
-    return values
 
 
 def unbatchable_reason(eqn: JaxprEqn) -> str | None:

@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pegprof.engine.jaxpr import ClosedJaxpr, abstract, flatten
+from pegprof.engine.flatten import flatten
+from pegprof.engine.jaxpr import ClosedJaxpr, abstract
 from pegprof.engine.squeeze import squeeze
 from pegprof.errors import PegprofError, first_line
 from pegprof.user_code import home_of, line_of

@@ -1,0 +1,46 @@
+"""Jaxpr -> Jaxpr: inline every call, also inside scan bodies, and remove dead code.
+
+What it computes stays the same. jit, remat, custom_jvp and custom_vjp are gone afterwards; scan, while and cond remain.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from pegprof.engine.facts import known
+from pegprof.engine.jaxpr import ClosedJaxpr, JaxprEqn, bind, called_by, evaluate, prune, trace
+from pegprof.engine.jaxpr import primitives as p
+
+
+def flatten(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same program without calls and dead code."""
+    flat = trace(lambda *args: evaluate(closed, args, _flatten_equation), closed.in_avals)
+    return prune(flat)
+
+
+def _flatten_equation(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
+    if known(eqn) and (inner := called_by(eqn)):
+        if eqn.primitive is p.remat_p:
+            values = _remat_barrier(eqn, values)
+        return evaluate(inner, values, _flatten_equation)
+    if known(eqn) is p.scan_p:
+        return bind(eqn, values, jaxpr=flatten(eqn.params["jaxpr"]))
+    if known(eqn) is p.name_p:
+        return list(values)  # a name guides a checkpoint policy; after differentiation it has done its work
+    if eqn.primitive is p.reshape_p and eqn.params["dimensions"] is not None:
+        # reshape(x, sizes, dimensions) permutes the axes first: the input gradient of a grouped convolution, order="F".
+        return bind(eqn, [jax.lax.transpose(values[0], eqn.params["dimensions"])], dimensions=None)
+    return bind(eqn, values)
+
+
+def _remat_barrier(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
+    """What remat lowers to: a barrier, so that XLA doesn't merge the recomputation with the forward pass."""
+    prevent = eqn.params["prevent_cse"]
+    prevent = [prevent] * len(values) if isinstance(prevent, bool) else list(prevent)
+    held = [i for i, prevented in enumerate(prevent) if prevented and eqn.params["differentiated"]]
+    values = list(values)
+    if held:
+        for i, value in zip(held, jax.lax.optimization_barrier(tuple(values[i] for i in held)), strict=True):
+            values[i] = value
+    return values
