@@ -228,7 +228,7 @@ class Maker:
     def inner(self, shape: Shape, to: Shape | None = None, *, most: int = 2, scope: Scope | None = None) -> Layer:
         """One or two blocks in a row; with ``to`` followed by a projection if they end in another shape."""
         make = Maker(self.rng, self.lead, scope or self.scope, self.depth + 1)
-        layers = draw_chain(make, shape, int(self.rng.integers(1, most + 1)))
+        layers = draw_chain(make, shape, 1 + int(most > 1 and self.rng.uniform() < 0.3))
         end = layers[-1].shape
         if to is not None and end != to:
             layers.append(project(make, end, to))
@@ -293,7 +293,7 @@ def draw_layer(make: Maker, shape: Shape, only: str | None = None, weights: bool
             try:
                 with make.scope.undone_on_misfit():
                     apply, after = entry.draw(own, shape)
-                    if not 0 < math.prod(after) <= MOST_ENTRIES or len(after) > 5:
+                    if not (0 < math.prod(after) <= MOST_ENTRIES and 1 <= len(after) <= 4):
                         raise Misfit
             except Misfit:
                 continue
@@ -354,7 +354,7 @@ def draw_program(seed: int, *, keep: Sequence[int] | None = None, only: str | No
     """
     rng = np.random.default_rng([seed, 0])
     form = FORMS[int(rng.choice(3, p=[0.4, 0.45, 0.15]))]
-    count = int(rng.choice([2, 3, 4], p=[0.15, 0.55, 0.3]))
+    count = int(rng.choice([2, 3, 4], p=[0.3, 0.5, 0.2]))
     lead = int(form == "batch")
     scope = Scope()
     start = _draw_start(Maker(rng, lead, scope))
