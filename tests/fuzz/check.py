@@ -187,7 +187,7 @@ def _with_other_strategies(program: Program, plan: Plan, cut: Cut, stats: Sequen
     rng = np.random.default_rng([program.seed, 1_001])
     rows = {row.parameter: row for row in plan.rows}
     for site in cut.sites():
-        fitting = [s.name for s in STRATEGIES.values() if s.fits(site.tail, quantities_of(stats))]
+        fitting = [s.name for s in STRATEGIES.values() if s.fits(site.tail, tuple(quantities_of(stats).values()))]
         strategy, chunk = str(rng.choice(fitting)), int(rng.integers(1, plan.microbatch_size + 1))
         for name in site.names:
             rows[name] = dataclasses.replace(rows[name], strategy=strategy, chunk=chunk)
