@@ -38,6 +38,7 @@ from pegprof.problem import load_problem
 from pegprof.profiling.comparison import Change
 from pegprof.profiling.gate import Gate
 from pegprof.profiling.result import METHODS
+from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "benchmarks"
@@ -101,7 +102,7 @@ def test_every_benchmark_has_help(program):
 def test_a_benchmark_runs_as_a_file_and_says_what_is_wrong():
     command = [sys.executable, FOLDER / "engine.py", "--models", "dence"]
     environment = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 2
     assert "did you mean 'dense'?" in done.stderr
 

@@ -12,6 +12,7 @@ import pytest
 from pegprof.errors import ExitCode, PegprofError
 from pegprof.problem import Problem, load_problem, zoo_names
 from tests import packages
+from tests.waiting import LIMIT_S
 
 MODEL = """
     import jax.numpy as jnp
@@ -80,7 +81,8 @@ def line_of(file, text: str) -> int:
 
 def run_python(code: str, **environment: str) -> None:
     root = Path(__file__).parent.parent
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=root, env={**os.environ, **environment})
+    env = {**os.environ, **environment}
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=LIMIT_S, cwd=root, env=env)
 
 
 # What is found.
