@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.scipy.linalg import cho_factor, cho_solve, expm
+from jax.scipy.linalg import cho_factor, cho_solve
 from jax.scipy.sparse.linalg import cg
 
 from tests.programs.registry import program, score
@@ -177,11 +177,3 @@ def optimal_transport_by_sinkhorn(draw, B):
         return jnp.sum(jnp.exp(f[-1][:, None] + g[None] - cost) * cost)
 
     return _mean_of(one), {"W": draw(3, 2)}, {"from": draw(B, 5, 3), "to": draw(B, 4, 3)}
-
-
-@program()
-def matrix_exponential_of_a_generator(draw, B):
-    def one(p, x):
-        return score(expm(0.2 * x[0] * p["A"]) @ jnp.tanh(x @ p["in"]))
-
-    return _mean_of(one), {"A": draw(3, 3), "in": draw(4, 3)}, draw(B, 4)
