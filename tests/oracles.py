@@ -141,10 +141,13 @@ def _snr_disagreement(got: np.ndarray, want: np.ndarray, g: np.ndarray, rtol: fl
     """SNR = (m/s)². An error e in the gradients moves it by 2 (m/s)(1 + m/s)(e/s), and e is rtol of the largest."""
     mean, std, largest = np.abs(np.mean(g, axis=0)), np.std(g, axis=0, ddof=1), np.max(np.abs(g))
     varies = std > max(1e-7, rtol) * mean
+    noise = varies & (std < rtol * RESOLVED * largest)  # what rounding left of zero
+    varies &= ~noise
     with np.errstate(over="ignore"):
         ordinary = np.isfinite(got) & (np.abs(got) < min(1e6, 1 / rtol))
-    if np.any(~varies & ordinary):
-        at = np.argwhere(~varies & ordinary)[0]
+    constant = ~varies & ~noise
+    if np.any(constant & ordinary):
+        at = np.argwhere(constant & ordinary)[0]
         return f"at {at.tolist()} there is no variance, yet it is {got[tuple(at)]:.6g}"
     ratio, spread = mean[varies] / std[varies], largest / std[varies]
     return _worst(got[varies], want[varies], rtol * (1 + ratio**2 + 2 * ratio * (1 + ratio) * spread))

@@ -9,6 +9,7 @@ import math
 import string
 from collections.abc import Sequence
 
+from pegprof.engine.facts import known
 from pegprof.engine.flops import count_equation_flops
 from pegprof.engine.jaxpr import JaxprEqn, Literal, primitives, shape_of
 from pegprof.engine.tails import Tail
@@ -44,7 +45,7 @@ def contraction_of(tail: Tail, made_by: JaxprEqn | None) -> Contraction:
 def _describe(eqn: JaxprEqn, tail: Tail) -> Contraction:
     depends = {v for v, d in zip(tail.inputs, tail.depends, strict=True) if d}
     batched = [not isinstance(v, Literal) and v in depends for v in eqn.invars]
-    describe = _DESCRIBE.get(eqn.primitive)
+    describe = _DESCRIBE.get(known(eqn))
     text, rank = describe(eqn, batched, tail) if describe else (eqn.primitive.name, None)
     return Contraction(text=text, rank=rank, flops=count_equation_flops(eqn))
 
@@ -93,7 +94,7 @@ def _order_in_parameter(eqn: JaxprEqn, tail: Tail) -> Sequence[int]:
     """The axes of a product in the order of the parameter, where a transpose follows it at once."""
     (out,) = eqn.outvars
     users = [e for e in tail.equations if any(v is out for v in e.invars)]
-    if len(users) == 1 and users[0].primitive is primitives.transpose_p:
+    if len(users) == 1 and known(users[0]) is primitives.transpose_p:
         return users[0].params["permutation"]
     return range(len(shape_of(out)))
 
@@ -115,7 +116,7 @@ def _describe_scatter(eqn: JaxprEqn, batched: Sequence[bool], tail: Tail) -> tup
 def _describe_last_step(eqn: JaxprEqn | None) -> str:
     if eqn is None:
         return "the batch itself"
-    if eqn.primitive is not primitives.reduce_sum_p:
+    if known(eqn) is not primitives.reduce_sum_p:
         return eqn.primitive.name
     shape, summed = shape_of(eqn.invars[0]), eqn.params["axes"]
     kept = [axis for axis in range(len(shape)) if axis not in summed and shape[axis] != 1]

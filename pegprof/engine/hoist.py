@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pegprof.engine.facts import known
 from pegprof.engine.jaxpr import (
     Atom,
     ClosedJaxpr,
@@ -37,18 +38,19 @@ from pegprof.engine.jaxpr import (
     start,
     trace,
     with_outputs,
+    zeros_like,
 )
 from pegprof.engine.tails import (
     Loop,
     Tail,
     blocked_variables,
     example_dependent,
-    fills_with_zeros,
     find_tails,
     is_linear_in,
     moved_from,
     size,
     variables,
+    zeros_of,
 )
 
 
@@ -67,14 +69,14 @@ def hoist(
     dependent = example_dependent(jaxpr, depends)
     blocked = blocked_variables(jaxpr, {*gradients, *parts}, dependent)
     whole = {moved.source for moved in moved_from(jaxpr, gradients)}
-    zeros = {v for eqn in jaxpr.eqns if fills_with_zeros(eqn) for v in eqn.outvars}
+    zeros = zeros_of(jaxpr)
 
     def rule(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
         free = [v not in blocked for v in eqn.outvars]
-        if eqn.primitive is primitives.scan_p and any(free):
+        if known(eqn) is primitives.scan_p and any(free):
             from_zero = [not isinstance(v, Literal) and v in zeros for v in eqn.invars]
             return _hoist_scan(Loop.of(eqn, dependent), values, from_zero, free, [v in whole for v in eqn.outvars])
-        if eqn.primitive is primitives.cond_p and any(free) and not all(free) and _grows(eqn, free, dependent):
+        if known(eqn) is primitives.cond_p and any(free) and not all(free) and _grows(eqn, free, dependent):
             return _split_cond(eqn, values, free)
         return bind(eqn, values)
 
@@ -213,7 +215,7 @@ def _summands(jaxpr: Jaxpr, carry_in: int, carry_out: int) -> list[Atom] | None:
         if isinstance(atom, Literal) or atom not in made_by or uses[atom] != 1:
             return None
         eqn = made_by[atom]
-        if eqn.primitive not in (primitives.add_jaxvals_p, primitives.add_p):
+        if known(eqn) not in (primitives.add_jaxvals_p, primitives.add_p):
             return None
         for here, other in (eqn.invars, reversed(eqn.invars)):
             if (found := terms(here)) is not None:
@@ -257,7 +259,7 @@ def _sum_of_start(eqn: JaxprEqn, env: Env, varying: set[Var], length: int) -> li
     """A start's sum over the loop; for a product of matrices, time is one more axis to contract."""
     values = env.read(eqn.invars)
     varies = [not isinstance(v, Literal) and v in varying for v in eqn.invars]
-    if eqn.primitive is not primitives.dot_general_p or not any(varies):
+    if known(eqn) is not primitives.dot_general_p or not any(varies):
         return _add_up(lambda *values: bind(eqn, values), values, varies, length)
     if not all(varies):
         return bind(eqn, [jnp.sum(x, axis=0) if v else x for x, v in zip(values, varies, strict=True)])
@@ -284,7 +286,7 @@ def _add_up(fn: Callable[..., list[Any]], values: Sequence[Any], varies: Sequenc
 
         stacks = [x for x, v in zip(values, varies, strict=True) if v]
         shapes = jax.eval_shape(at_step, [x[0] for x in stacks])
-        return jax.lax.scan(step, [jnp.zeros(s.shape, s.dtype) for s in shapes], stacks, length=length)[0]
+        return jax.lax.scan(step, [zeros_like(s) for s in shapes], stacks, length=length)[0]
 
     return sum_over_loop(*values)
 

@@ -20,7 +20,7 @@ from pegprof.engine.jaxpr import source_line, unbatchable_reason
 from pegprof.engine.pace import Body, body_of, body_seconds
 from pegprof.engine.plan import MATERIALISE, Candidate, Pace, Plan, PlanRow
 from pegprof.engine.sites import Cut, Site, cut_program
-from pegprof.engine.statistics import CENTRED, Quantity, Statistic, quantities_of, resolve
+from pegprof.engine.statistics import Quantity, Statistic, quantities_of, resolve
 from pegprof.engine.strategies import STRATEGIES
 from pegprof.engine.tails import Tail, example_dependent, variables
 from pegprof.engine.trace import Loss, Roles, Trace, trace_example
@@ -104,7 +104,8 @@ def plan_sites(
     """Choose a strategy for each site and a pace for the whole."""
     _check_batch(trace.B, stats, microbatch_size)
     where = backend or jax.default_backend()
-    planner = _Planner(trace=trace, cut=cut, quantities=quantities_of(stats), backend=where, rates=rates_of(where))
+    quantities = tuple(quantities_of(stats).values())
+    planner = _Planner(trace=trace, cut=cut, quantities=quantities, backend=where, rates=rates_of(where))
     body = body_of(cut)
     reason = next(_unbatchable(trace), "")
     if reason:
@@ -228,8 +229,6 @@ class _Planner:
         why = STRATEGIES[strategy].why
         if strategy == MATERIALISE and site.made_by:
             return f"{why}: {site.made_by.primitive.name} forms it ({source_line(site.made_by)})"
-        if strategy == "factored" and any(q.name == CENTRED.name for q in self.quantities):
-            return f"{why}; the variance is a difference of moments"
         return why
 
     def pace(self, examples: int, rows: Sequence[PlanRow], body: Body) -> Pace:

@@ -10,6 +10,7 @@ one example at a time, which costs next to nothing beside the product.
 import dataclasses
 from collections.abc import Mapping
 
+from pegprof.engine.facts import known
 from pegprof.engine.jaxpr import Jaxpr, JaxprEqn, Primitive, Var, primitives
 from pegprof.engine.squeeze import ELEMENTWISE
 from pegprof.engine.tails import Tail, size, variables
@@ -65,7 +66,7 @@ def _recomputation(v: Var, ancestry: Ancestry) -> dict[int, JaxprEqn]:
     while all(u in ancestry.made_by for u in waiting):
         last = max(waiting, key=lambda u: ancestry.made_by[u][0])
         i, eqn = ancestry.made_by[last]
-        if eqn.primitive not in _CHEAP:
+        if known(eqn) not in _CHEAP:
             break
         steps[i] = eqn
         waiting = (waiting - {last}) | {u for u in variables(eqn.invars) if size(u) > _SMALL * size(v)}

@@ -7,6 +7,7 @@ last of its inputs is known, and with loops that have sites of their own.
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
+from pegprof.engine.facts import known
 from pegprof.engine.jaxpr import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, primitives
 from pegprof.engine.recompute import Ancestry, with_prelude
 from pegprof.engine.tails import (
@@ -88,7 +89,7 @@ def cut_program(closed: ClosedJaxpr, names: Mapping[int, str], depends: Sequence
     """Cut a flat, hoisted program whose outputs at the positions ``names`` are the gradients of these parameters."""
     jaxpr = closed.jaxpr
     dependent = example_dependent(jaxpr, depends)
-    loops = {v: eqn for eqn in jaxpr.eqns if eqn.primitive is primitives.scan_p for v in _stacked(eqn)}
+    loops = {v: eqn for eqn in jaxpr.eqns if known(eqn) is primitives.scan_p for v in _stacked(eqn)}
     in_loops = {m.output: m for m in moved_from(jaxpr, names) if m.source in loops}
 
     origins: dict[int, Moved | None] = {}

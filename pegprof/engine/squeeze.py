@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pegprof.engine.facts import known
 from pegprof.engine.jaxpr import (
     Atom,
     ClosedJaxpr,
@@ -21,6 +22,7 @@ from pegprof.engine.jaxpr import (
     bind,
     primitives,
     prune,
+    pvary_p,
     shape_of,
     start,
     trace,
@@ -52,9 +54,10 @@ def _expanded(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _apply(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
-    if eqn.primitive is p.scan_p:
+    primitive = known(eqn)
+    if primitive is p.scan_p:
         eqn = eqn.replace(params={**eqn.params, "jaxpr": squeeze(eqn.params["jaxpr"])})
-    elif eqn.primitive in _RULES and (outputs := _RULES[eqn.primitive](eqn, values)) is not None:
+    elif primitive in _RULES and (outputs := _RULES[primitive](eqn, values)) is not None:
         return outputs
     full = [x if isinstance(v, Literal) else _expanded(x, shape_of(v)) for x, v in zip(values, eqn.invars, strict=True)]
     return [_squeezed(x) for x in bind(eqn, full)]
@@ -251,4 +254,5 @@ _RULES: dict[Any, Rule] = {
     p.dot_general_p: _dot,
     p.gather_p: _gather,
     p.scatter_add_p: _scatter,
+    pvary_p: bind,
 }

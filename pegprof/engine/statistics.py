@@ -10,6 +10,8 @@ All three merge over chunks of examples (``inject.py``), so microbatching change
 """
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -17,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pegprof.errors import PegprofError, nearest
+from pegprof.errors import PegprofError, first_line, nearest
 
 Elementwise = Callable[[Any], Any]
 
@@ -86,6 +88,9 @@ class Statistic:
     ) -> "Statistic":
         """The mean over the examples of any elementwise function of the gradient.
 
+        Both functions are tried on a few numbers, and refused if they are not what they should be: a function that
+        looks at several entries, such as g / ‖g‖, would give answers that depend on how the gradient is cut up.
+
         Args:
           phi: a function of an array, applied entry by entry. It may give truth values, which count as 0 and 1.
           name: its key in the result; the function's own name by default.
@@ -96,7 +101,8 @@ class Statistic:
         'mean of third_moment(g)'
         """
         name = name or str(getattr(phi, "__name__", "phi"))
-        moment = Moment(name=f"user:{name}", phi=_keeping_dtype(phi), factor=factor and _keeping_dtype(factor))
+        moment = Moment(name=name, phi=_keeping_dtype(phi), factor=factor and _keeping_dtype(factor))
+        check_moment(moment)
         return cls(
             name=name,
             formula=f"mean of {name}(g)",
@@ -224,15 +230,115 @@ def resolve(stats: Sequence[str | Statistic] | str | Statistic) -> tuple[Statist
 
 def _resolve_one(stat: str | Statistic) -> Statistic:
     if isinstance(stat, Statistic):
+        if stat != STATISTICS.get(stat.name, stat):
+            raise PegprofError(
+                f"{stat.name!r} is a statistic of pegprof's own: {STATISTICS[stat.name].formula}",
+                where=stat.name,
+                hint="give yours another name",
+            )
+        if stat.name not in STATISTICS:
+            for quantity in stat.needs:
+                check_moment(quantity)
         return stat
     if stat not in STATISTICS:
         raise PegprofError(f"unknown statistic {stat!r}", hint=nearest(stat, STATISTICS))
     return STATISTICS[stat]
 
 
-def quantities_of(stats: Sequence[Statistic]) -> tuple[Quantity, ...]:
-    """The quantities that some statistics need, each once; the mean comes along wherever the centred one does."""
-    needed = {q.name: q for stat in stats for q in stat.needs}
-    if CENTRED.name in needed:
-        needed.setdefault(MEAN.name, MEAN)  # chunks of a centred moment merge by way of their means
-    return tuple(needed.values())
+def quantities_of(stats: Sequence[Statistic]) -> dict[Quantity, Quantity]:
+    """The quantities that some statistics need: each once, and as it is accumulated, under a name that no other has.
+
+    The names of pegprof's own are theirs. The mean comes along wherever the centred quantity does: chunks of that merge
+    by way of their means.
+    """
+    needed = dict.fromkeys(q for stat in stats for q in stat.needs)
+    if CENTRED in needed:
+        needed[MEAN] = None
+    owner: dict[str, Quantity] = {q.name: q for q in (MEAN, SQUARE, CENTRED, SQUARE_NORM)}
+    named: dict[Quantity, Quantity] = {}
+    for quantity in needed:
+        names = itertools.chain([quantity.name], (f"{quantity.name} ({i})" for i in itertools.count(2)))
+        name = next(name for name in names if owner.get(name, quantity) == quantity)
+        owner[name] = quantity
+        named[quantity] = dataclasses.replace(quantity, name=name)
+    return named
+
+
+def finish(stat: Statistic, values: Mapping[str, Any], named: Mapping[Quantity, Quantity], B: int) -> Any:
+    """A statistic from the values of its quantities, which go by the names that ``quantities_of`` gave them."""
+    return stat.finish({q.name: values[named[q].name] for q in stat.needs}, B)
+
+
+# ---- functions of users ---------------------------------------------------------------------------------------------
+
+_NUMBERS = (0.7137, -1.3291, 0.0, 2.1173, -0.4519, 1.0461)
+"""Of both signs, zero among them, in no order: what a function must map one by one."""
+
+
+@functools.lru_cache
+def check_moment(moment: Quantity) -> None:
+    """Refuse a moment whose ``phi`` is not elementwise, or whose ``factor`` is not a factor of it."""
+    if not isinstance(moment, Moment):
+        return
+    try:
+        _check_elementwise(moment)
+        _check_factor(moment)
+    except _TRACED:  # it depends on what is being traced, and cannot be tried here
+        return
+
+
+_TRACED = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
+
+
+def _check_elementwise(moment: Moment) -> None:
+    together = _tried(moment, moment.phi, np.asarray(_NUMBERS))
+    alone = [_tried(moment, moment.phi, np.asarray([x])) for x in _NUMBERS]
+    in_rows = _tried(moment, moment.phi, np.asarray(_NUMBERS).reshape(2, 3))
+    for x, here, row, own in zip(_NUMBERS, together, in_rows.ravel(), np.ravel(alone), strict=True):
+        for found in (here, row):
+            if not _agree(found, own):
+                raise PegprofError(
+                    f"the function of the statistic {moment.name!r} is not elementwise: it gives {own:.6g} for "
+                    f"{x} alone, and {found:.6g} beside other numbers",
+                    where=moment.name,
+                    hint="it must map each entry of a gradient by itself; for norms, ask for norm or norm_by_param",
+                )
+
+
+def _check_factor(moment: Moment) -> None:
+    if moment.factor is None:
+        return
+    products = _tried(moment, moment.phi, np.multiply.outer(_NUMBERS, _NUMBERS))
+    factors = _tried(moment, moment.factor, np.asarray(_NUMBERS))
+    for (i, x), (j, y) in itertools.product(enumerate(_NUMBERS), repeat=2):
+        if not _agree(products[i, j], factors[i] * factors[j]):
+            raise PegprofError(
+                f"the factor of the statistic {moment.name!r} is none: phi({x} · {y}) is {products[i, j]:.6g}, "
+                f"factor({x}) · factor({y}) is {factors[i] * factors[j]:.6g}",
+                where=moment.name,
+                hint="leave factor out: it makes rank-one gradients cheaper, and changes no value",
+            )
+
+
+def _tried(moment: Moment, fn: Elementwise, x: np.ndarray) -> np.ndarray:
+    """What a function gives for numbers, now, whatever is being traced."""
+    try:
+        with jax.ensure_compile_time_eval(), jax.debug_nans(False), np.errstate(all="ignore"):
+            y = np.asarray(fn(jnp.asarray(x, jnp.result_type(float))))
+    except _TRACED:
+        raise
+    except Exception as error:  # whatever a user's function says
+        what = f"a function of the statistic {moment.name!r} fails for an array of shape {x.shape}: {first_line(error)}"
+        raise PegprofError(what, where=moment.name, hint="it must map arrays of any shape, entry by entry") from error
+    if y.shape != x.shape:
+        raise PegprofError(
+            f"a function of the statistic {moment.name!r} gives shape {y.shape} for an array of shape {x.shape}",
+            where=moment.name,
+            hint="it must map each entry of a gradient to one number",
+        )
+    return y
+
+
+def _agree(a: Any, b: Any) -> bool:
+    with np.errstate(all="ignore"):
+        return bool(np.isclose(a, b, rtol=1e-4, atol=1e-30, equal_nan=True))

@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pegprof.engine.facts import known
 from pegprof.engine.jaxpr import (
     Atom,
     ClosedJaxpr,
@@ -33,6 +34,7 @@ from pegprof.engine.jaxpr import (
     barrier_p,
     dtype_of,
     primitives,
+    pvary_p,
     shape_of,
     source_of,
     split_p,
@@ -55,6 +57,7 @@ RESHAPING: frozenset[Primitive] = frozenset(
         p.copy_p,
         p.convert_element_type_p,
         p.reduce_sum_p,
+        pvary_p,
     }
 )
 """Steps that only move entries, as long as they neither drop, add up nor repeat any: see ``only_moves_entries``."""
@@ -181,7 +184,7 @@ def variables(atoms: Iterable[Atom]) -> list[Var]:
 
 def only_moves_entries(eqn: JaxprEqn) -> bool:
     """Whether an equation commutes with every elementwise function: each entry goes to one place, unchanged."""
-    if eqn.primitive not in RESHAPING:
+    if known(eqn) not in RESHAPING:
         return False
     (before,), (after,) = eqn.invars, eqn.outvars
     if eqn.primitive is p.convert_element_type_p:
@@ -206,14 +209,15 @@ def is_real(dtype: Any) -> bool:
 def is_linear_in(eqn: JaxprEqn, made: Collection[Var]) -> bool:
     """Whether an equation is linear in what it takes of ``made``, its other operands being given; a sum, in all."""
     ours = [not isinstance(v, Literal) and v in made for v in eqn.invars]
-    if eqn.primitive in _BILINEAR:
+    primitive = known(eqn)
+    if primitive in _BILINEAR:
         return ours.count(True) == 1
-    if eqn.primitive in _LINEAR_IN_THE_FIRST:
-        pads_with_zero = eqn.primitive is not p.pad_p or _is_zero(eqn.invars[1])
+    if primitive in _LINEAR_IN_THE_FIRST:
+        pads_with_zero = primitive is not p.pad_p or _is_zero(eqn.invars[1])
         return ours[0] and not any(ours[1:]) and pads_with_zero
-    if eqn.primitive is p.convert_element_type_p:
+    if primitive is p.convert_element_type_p:
         return all(jnp.issubdtype(dtype_of(v), jnp.inexact) for v in (*eqn.invars, *eqn.outvars))
-    return eqn.primitive in LINEAR and (eqn.primitive not in SUMS or all(ours))
+    return primitive in LINEAR and (primitive not in SUMS or all(ours))
 
 
 def _is_zero(atom: Atom) -> bool:
@@ -255,15 +259,22 @@ def find_tails(jaxpr: Jaxpr, gradients: Collection[int], depends: Sequence[bool]
     members = _tail_equations(jaxpr, blocked, dependent)
     outputs = {v for i in gradients for v in variables([jaxpr.outvars[i]])}
     tails = [_make_tail(group, outputs, dependent) for group in _connected(jaxpr, members)]
-    zeros = frozenset(v for eqn in jaxpr.eqns if fills_with_zeros(eqn) for v in eqn.outvars)
-    return [dataclasses.replace(tail, zeros=zeros.intersection(tail.inputs)) for tail in tails]
+    zeros = zeros_of(jaxpr)
+    # A kernel that nobody needs may be left, where JAX does not know how to remove it: it forms no gradient.
+    return [
+        dataclasses.replace(tail, zeros=frozenset(zeros.intersection(tail.inputs))) for tail in tails if tail.outputs
+    ]
 
 
-def fills_with_zeros(eqn: JaxprEqn) -> bool:
-    """Whether an equation makes an array of zeros out of nothing."""
-    if eqn.primitive is not p.broadcast_in_dim_p:
-        return False
-    return _is_zero(eqn.invars[0])
+def zeros_of(jaxpr: Jaxpr) -> set[Var]:
+    """The variables that are arrays of zeros, whatever the inputs."""
+    zeros: set[Var] = set()
+    for eqn in jaxpr.eqns:
+        if known(eqn) in (p.broadcast_in_dim_p, pvary_p):
+            (x,) = eqn.invars
+            if _is_zero(x) or (isinstance(x, Var) and x in zeros):
+                zeros.update(eqn.outvars)
+    return zeros
 
 
 def blocked_variables(jaxpr: Jaxpr, gradients: Collection[int], dependent: set[Var]) -> set[Var]:
@@ -282,7 +293,7 @@ def _is_free(eqn: JaxprEqn, blocked: set[Var]) -> bool:
 def _is_step(eqn: JaxprEqn, dependent: set[Var]) -> bool:
     """Whether an equation brings in nothing of the example but the values it continues, and indices, masks and keys."""
     factors = {v for v in variables(eqn.invars) if v in dependent and is_number(v)}
-    return len(factors) <= 1 or eqn.primitive in ADDITIVE
+    return len(factors) <= 1 or known(eqn) in ADDITIVE
 
 
 def is_number(atom: Atom) -> bool:
@@ -298,7 +309,7 @@ def grows(eqn: JaxprEqn, dependent: set[Var]) -> bool:
 
 def _is_start(eqn: JaxprEqn, dependent: set[Var]) -> bool:
     taken = [v for v in variables(eqn.invars) if v in dependent]
-    if eqn.primitive in CONTRACTIONS:
+    if known(eqn) in CONTRACTIONS:
         return len(taken) >= 2
     # Also a lookup's scatter-add, a slice's padding, a cond: what it makes is larger than what it is made of. A
     # broadcast is not: XLA never stores what it makes.

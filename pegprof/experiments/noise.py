@@ -32,14 +32,18 @@ def _is_nonzero(g: Any) -> Any:
 
 
 DENSE = 0.9  # an entry counts if this share of the examples has a gradient there: rows of rare bytes have none
-_STATS = (
-    "mean",
-    "second_moment",
-    "fourth_moment",
-    "sign_mean",
-    pegprof.Statistic.elementwise(lambda g: g**3, name="third_moment", factor=lambda x: x**3),
-    pegprof.Statistic.elementwise(_is_nonzero, name="nonzero", factor=_is_nonzero),
-)
+
+
+def _stats() -> tuple[str | pegprof.Statistic, ...]:
+    """What is measured. Made on demand: pegprof tries a function of one's own on a few numbers, which starts JAX."""
+    return (
+        "mean",
+        "second_moment",
+        "fourth_moment",
+        "sign_mean",
+        pegprof.Statistic.elementwise(lambda g: g**3, name="third_moment", factor=lambda x: x**3),
+        pegprof.Statistic.elementwise(_is_nonzero, name="nonzero", factor=_is_nonzero),
+    )
 
 
 def predict_sign_snr(x: np.ndarray, *, averaged: int = 1) -> float:
@@ -89,7 +93,7 @@ def measure_noise(task_name: str, params: Any, *, batch: int, batches: int, seed
 @functools.cache
 def _compiled(task_name: str) -> Callable[..., dict[str, Any]]:
     task = TASKS[task_name]()
-    return jax.jit(pegprof.grad_stats(task.loss, _STATS, keep_batch_dim=task.keep_batch_dim))
+    return jax.jit(pegprof.grad_stats(task.loss, _stats(), keep_batch_dim=task.keep_batch_dim))
 
 
 def _flat(stats: dict[str, Any]) -> dict[str, np.ndarray]:

@@ -15,7 +15,7 @@ from optax import microbatching
 
 import pegprof
 from pegprof.engine.plan import Plan
-from pegprof.engine.statistics import CENTRED, Centred, Moment, Quantity, SquareNorm, Statistic, quantities_of
+from pegprof.engine.statistics import CENTRED, Centred, Moment, Quantity, SquareNorm, Statistic, finish, quantities_of
 from pegprof.errors import PegprofError, nearest
 from pegprof.problem import Problem
 
@@ -69,7 +69,7 @@ def _make_vmap(problem: Problem, options: Options) -> StatsFn:
 
     def fn(params: Params, batch: Batch) -> dict[str, Any]:
         grads = jax.vmap(grad_of_example, in_axes=(None, 0))(params, batch)
-        needed = quantities_of(options.stats)
+        needed = quantities_of(options.stats).values()
         quantities = {q.name: jax.tree.map(lambda g, q=q: _reduce(q, _widen(g)), grads) for q in needed}
         return _finish(options.stats, quantities, params, batch)
 
@@ -77,7 +77,7 @@ def _make_vmap(problem: Problem, options: Options) -> StatsFn:
 
 
 def _make_microbatch(problem: Problem, options: Options) -> StatsFn:
-    needed = quantities_of(options.stats)
+    needed = quantities_of(options.stats).values()
     entries = [q for q in needed if not isinstance(q, SquareNorm)]
     norms = [q for q in needed if isinstance(q, SquareNorm)]
 
@@ -240,14 +240,15 @@ _ACCUMULATORS: Mapping[type, Any] = {
 
 def _finish(stats: Sequence[Statistic], quantities: Mapping[str, Any], params: Params, batch: Batch) -> dict[str, Any]:
     """From quantities, each a tree like the parameters, to statistics."""
-    B, structure = _batch_size(batch), jax.tree.structure(params)
+    B, structure, named = _batch_size(batch), jax.tree.structure(params), quantities_of(stats)
     by_name = {name: jax.tree.leaves(tree) for name, tree in quantities.items()}
     finished = {}
     for stat in stats:
         if stat.scope == "model":
-            totals = {q.name: jnp.sum(jnp.stack(by_name[q.name]), axis=0) for q in stat.needs}
-            finished[stat.name] = stat.finish(totals, B)
+            names = [named[q].name for q in stat.needs]
+            totals = {name: jnp.sum(jnp.stack(by_name[name]), axis=0) for name in names}
+            finished[stat.name] = finish(stat, totals, named, B)
         else:
             by_leaf = [dict(zip(by_name, leaves, strict=True)) for leaves in zip(*by_name.values(), strict=True)]
-            finished[stat.name] = jax.tree.unflatten(structure, [stat.finish(leaf, B) for leaf in by_leaf])
+            finished[stat.name] = jax.tree.unflatten(structure, [finish(stat, leaf, named, B) for leaf in by_leaf])
     return finished

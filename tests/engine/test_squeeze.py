@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pegprof.engine.jaxpr import flatten, primitives, shape_of
+from pegprof.engine.flatten import flatten
+from pegprof.engine.jaxpr import primitives, shape_of
 from pegprof.engine.squeeze import ELEMENTWISE, squeeze
 from pegprof.engine.trace import Roles, trace_example
 from pegprof.problem import load_problem

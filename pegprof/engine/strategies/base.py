@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pegprof.engine.costs import Cost
+from pegprof.engine.facts import known
 from pegprof.engine.jaxpr import Env, JaxprEqn, Rule, bind, dtype_of, primitives, sub_jaxprs
 from pegprof.engine.quantities import Values
 from pegprof.engine.statistics import Quantity
@@ -86,9 +87,9 @@ def bind_wide(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
 
 
 def _goes_by_dtype(eqn: JaxprEqn) -> bool:
-    """Whether an equation is of the dtype that it was traced for: it holds a Jaxpr, or looks at bits."""
+    """Whether an equation is of the dtype that it was traced for: it is not known, or it holds a Jaxpr."""
     holds_jaxpr = eqn.primitive is not primitives.scatter_add_p and any(True for _ in sub_jaxprs(eqn))
-    return holds_jaxpr or eqn.primitive is primitives.bitcast_convert_type_p
+    return holds_jaxpr or known(eqn) is None
 
 
 def _wide_of(floats: Iterable[Any]) -> Any:

@@ -6,6 +6,13 @@ With g_i = s_i r_iᵀ and phi(xy) = phi(x)phi(y), as for squares, signs, absolut
 
 one contraction over the batch, no gradient of an example anywhere. Entries may move afterwards, and may be scaled by
 something that is the same for all examples.
+
+The variance is centred before it is squared, since a difference of moments loses it to rounding where it is small. With
+s̄, r̄ the means of the factors, δ_i = s_i - s̄ and ε_i = r_i - r̄, a gradient is g_i = s̄ r̄ᵀ + (s_i ε_iᵀ + δ_i r̄ᵀ), so
+
+    variance = E[s² ε²] + 2 r̄ E[s δ ε] + r̄² E[δ²] - (mean - s̄ r̄)²:
+
+two contractions beside that of the mean. What is subtracted is of the order of the variance itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,16 +23,17 @@ import jax.numpy as jnp
 
 from pegprof.engine.contraction import contracted_size
 from pegprof.engine.costs import Cost, frontier_bytes, gradient_bytes, tail_cost
+from pegprof.engine.facts import known
 from pegprof.engine.jaxpr import Env, JaxprEqn, Literal, Var, bind
 from pegprof.engine.jaxpr import primitives as p
 from pegprof.engine.quantities import Values, widen
-from pegprof.engine.statistics import MEAN, SQUARE, Centred, Moment, Quantity, SquareNorm
+from pegprof.engine.statistics import Centred, Moment, Quantity, SquareNorm
 from pegprof.engine.strategies.base import Frontier, Strategy, bind_wide
 from pegprof.engine.tails import Tail, is_linear_in, only_moves_entries, variables
 
 
 def _fits(tail: Tail, quantities: Sequence[Quantity]) -> bool:
-    if len(tail.starts) != 1 or tail.starts[0].primitive is not p.dot_general_p or contracted_size(tail.starts[0]) != 1:
+    if len(tail.starts) != 1 or known(tail.starts[0]) is not p.dot_general_p or contracted_size(tail.starts[0]) != 1:
         return False
     (start,) = tail.starts
     depends = {v for v, d in zip(tail.inputs, tail.depends, strict=True) if d}
@@ -43,41 +51,51 @@ def _fits(tail: Tail, quantities: Sequence[Quantity]) -> bool:
 def _scales(eqn: JaxprEqn, depends: set[Var], tail: Tail) -> bool:
     """Whether an equation multiplies or divides a tail's value by something that is the same for all examples."""
     made = {v for v in variables(eqn.invars) if tail.makes(v)}
-    is_scale = eqn.primitive in (p.neg_p, p.mul_p, p.div_p) and is_linear_in(eqn, made)
+    is_scale = known(eqn) in (p.neg_p, p.mul_p, p.div_p) and is_linear_in(eqn, made)
     return is_scale and not depends.intersection(variables(eqn.invars))
 
 
 def _run(tail: Tail, quantities: Sequence[Quantity], frontier: Frontier, chunk: int) -> list[Values]:
-    moments = {q.name: q for q in quantities if isinstance(q, Moment)}
-    if any(isinstance(q, Centred) for q in quantities):
-        moments |= {MEAN.name: MEAN, SQUARE.name: SQUARE}
-    found = {name: _mean_of(tail, moment, frontier) for name, moment in moments.items()}
-
-    def of(quantity: Quantity, k: int) -> Any:
-        match quantity:
-            case Moment():
-                return found[quantity.name][k]
-            case Centred():  # no gradient is at hand to take the mean away from: it must be a difference
-                return jnp.maximum(found[SQUARE.name][k] - jnp.square(found[MEAN.name][k]), 0)
-            case SquareNorm():
-                return _square_norms(tail, frontier)
-
-    return [{q.name: of(q, k) for q in quantities} for k in range(len(tail.outputs))]
-
-
-def _mean_of(tail: Tail, moment: Moment, frontier: Frontier) -> list[Any]:
-    """The mean over the examples of phi of the tail's gradients."""
-    factor = moment.factor
-    assert factor is not None
     (start,) = tail.starts
     env = Env()
     env.write(tail.inputs, frontier.values)
+    factors = [widen(x) for x in env.read(start.invars)]
     batched = [_is_batched(v, tail, frontier) for v in start.invars]
-    env.write(start.outvars, [_contract(start, [factor(widen(x)) for x in env.read(start.invars)], batched)])
-    for eqn in tail.equations:
-        if eqn is not start:
-            env.write(eqn.outvars, _follow(eqn, env.read(eqn.invars), factor, tail))
-    return env.read(tail.outputs)
+
+    def of(quantity: Quantity) -> list[Any]:
+        """The quantity of each of the tail's gradients."""
+        match quantity:
+            case Moment(factor=factor):
+                assert factor is not None
+                return _follow(tail, env, _contract(start, [factor(x) for x in factors], batched), factor)
+            case Centred():
+                return _follow(tail, env, _centred(start, factors, batched), jnp.square)
+            case SquareNorm():
+                return [_square_norms(start, factors, batched)] * len(tail.outputs)
+
+    found = {q.name: of(q) for q in quantities}
+    return [{name: values[k] for name, values in found.items()} for k in range(len(tail.outputs))]
+
+
+def _centred(start: JaxprEqn, factors: Sequence[jax.Array], batched: Sequence[bool]) -> jax.Array:
+    """The mean over the examples of (g - mean)² where a gradient is the start's product; see the module."""
+    means = [jnp.mean(x, axis=0) if b else x for x, b in zip(factors, batched, strict=True)]
+    apart = [x - jnp.expand_dims(m, 0) if b else None for x, m, b in zip(factors, means, batched, strict=True)]
+    (s, r), (s_mean, r_mean), (delta, epsilon) = factors, means, apart
+
+    def outer(x: jax.Array, y: jax.Array) -> jax.Array:
+        return _contract(start, [x, y], (False, False))
+
+    if delta is None or epsilon is None:  # a factor that does not vary is a scale
+        spreads = [m * m if d is None else jnp.mean(d * d, axis=0) for m, d in zip(means, apart, strict=True)]
+        return outer(*spreads) if any(batched) else jnp.zeros_like(outer(*spreads))
+    shift = _contract(start, [s, r], batched) - outer(s_mean, r_mean)
+    centred = (
+        _contract(start, [s * s, epsilon * epsilon], batched)
+        + _contract(start, [s * delta, 2 * jnp.expand_dims(r_mean, 0) * epsilon], batched)
+        + outer(jnp.mean(delta * delta, axis=0), r_mean * r_mean)
+    )
+    return jnp.maximum(centred - shift * shift, 0)
 
 
 def _contract(start: JaxprEqn, factors: Sequence[jax.Array], batched: Sequence[bool]) -> jax.Array:
@@ -94,7 +112,16 @@ def _contract(start: JaxprEqn, factors: Sequence[jax.Array], batched: Sequence[b
     return bind(start, mean, dimension_numbers=(contract, shared), preferred_element_type=wide)[0]
 
 
-def _follow(eqn: JaxprEqn, values: Sequence[Any], factor: Callable[[Any], Any], tail: Tail) -> list[Any]:
+def _follow(tail: Tail, env: Env, product: jax.Array, factor: Callable[[Any], Any]) -> list[Any]:
+    """A quantity of the tail's gradients, from that of the start's product."""
+    (start,) = tail.starts
+    local = Env(env)
+    local.write(start.outvars, [product])
+    local.run([eqn for eqn in tail.equations if eqn is not start], lambda eqn, x: _step(eqn, x, factor, tail))
+    return local.read(tail.outputs)
+
+
+def _step(eqn: JaxprEqn, values: Sequence[Any], factor: Callable[[Any], Any], tail: Tail) -> list[Any]:
     """A step after the start: entries move as they are; a scale c becomes phi(c)."""
     if only_moves_entries(eqn):
         return bind_wide(eqn, values)
@@ -104,15 +131,11 @@ def _follow(eqn: JaxprEqn, values: Sequence[Any], factor: Callable[[Any], Any], 
     return bind_wide(eqn, scales)
 
 
-def _square_norms(tail: Tail, frontier: Frontier) -> jax.Array:
+def _square_norms(start: JaxprEqn, factors: Sequence[jax.Array], batched: Sequence[bool]) -> jax.Array:
     """‖s rᵀ‖² = ‖s‖²‖r‖², for each group that both operands share."""
-    (start,) = tail.starts
-    env = Env()
-    env.write(tail.inputs, frontier.values)
     totals = []
-    for v, groups in zip(start.invars, start.params["dimension_numbers"][1], strict=True):
-        x = jnp.square(widen(env.read([v])[0]))
-        x = x if _is_batched(v, tail, frontier) else x[None]
+    for factor, b, groups in zip(factors, batched, start.params["dimension_numbers"][1], strict=True):
+        x = jnp.square(factor) if b else jnp.square(factor)[None]
         axes = [axis + 1 for axis in groups]
         rest = [axis for axis in range(1, x.ndim) if axis not in axes]
         x = jnp.transpose(x, (0, *axes, *rest))
@@ -126,12 +149,10 @@ def _is_batched(atom: Var | Literal, tail: Tail, frontier: Frontier) -> bool:
 
 
 def _cost(tail: Tail, quantities: Sequence[Quantity], B: int, chunk: int) -> Cost:
-    """One product over the whole batch for each moment; a variance takes two."""
-    names = {q.name for q in quantities if isinstance(q, Moment)}
-    if any(isinstance(q, Centred) for q in quantities):
-        names |= {MEAN.name, SQUARE.name}
+    """One product over the whole batch for each moment, two more for a variance, which needs the mean's as well."""
+    products = sum(isinstance(q, Moment) for q in quantities) + 2 * sum(isinstance(q, Centred) for q in quantities)
     moved = B * frontier_bytes(tail) + gradient_bytes(tail)
-    return (tail_cost(tail) * B + Cost(bytes_moved=moved)) * max(1, len(names))
+    return (tail_cost(tail) * B + Cost(bytes_moved=moved)) * max(1, products)
 
 
 FACTORED = Strategy(

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from pegprof.engine.contraction import contracted_size
 from pegprof.engine.costs import Cost, chunks, frontier_bytes
+from pegprof.engine.facts import known
 from pegprof.engine.jaxpr import Env, JaxprEqn, Var, shape_of
 from pegprof.engine.jaxpr import primitives as p
 from pegprof.engine.quantities import Values, in_chunks, wide_dtype
@@ -42,7 +43,7 @@ def _products(tail: Tail) -> list[JaxprEqn | None]:
 def _product(tail: Tail, output: Var) -> JaxprEqn | None:
     first, *rest = terms_of(tail, output)
     made_by = [eqn for eqn in tail.starts if any(v is first.source for v in eqn.outvars)]
-    return made_by[0] if made_by and not rest and made_by[0].primitive is p.dot_general_p else None
+    return made_by[0] if made_by and not rest and known(made_by[0]) is p.dot_general_p else None
 
 
 def _square_norm(eqn: JaxprEqn, operands: Sequence[Any]) -> jax.Array:

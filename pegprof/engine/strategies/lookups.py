@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pegprof.engine.facts import known
 from pegprof.engine.jaxpr import Atom, JaxprEqn, Var, shape_of
 from pegprof.engine.jaxpr import primitives as p
 from pegprof.engine.strategies.base import bind_wide
@@ -35,7 +36,7 @@ def terms_of(tail: Tail, output: Var) -> list[Term]:
 
     def terms(atom: Atom) -> list[Term]:
         eqn = made_by.get(atom) if isinstance(atom, Var) else None
-        if eqn is not None and eqn.primitive in (p.add_jaxvals_p, p.add_p):
+        if eqn is not None and known(eqn) in (p.add_jaxvals_p, p.add_p):
             if all(shape_of(v) == shape_of(atom) for v in eqn.invars):
                 return [term for v in eqn.invars for term in terms(v)]
         elif eqn is not None and only_moves_entries(eqn):
@@ -82,7 +83,7 @@ def part_of(tail: Tail, atoms: Sequence[Atom]) -> Tail:
 
 def adds_rows(eqn: JaxprEqn) -> bool:
     """Whether an equation adds whole rows of a table at given places: the transpose of a lookup."""
-    if eqn.primitive is not p.scatter_add_p:
+    if known(eqn) is not p.scatter_add_p:
         return False
     numbers = eqn.params["dimension_numbers"]
     table, updates = shape_of(eqn.invars[0]), shape_of(eqn.invars[2])
@@ -200,5 +201,5 @@ def undo(chain: Chain, x: Any) -> Any:
 
 
 def can_undo(chain: Chain) -> bool:
-    known = (p.transpose_p, p.reshape_p, p.squeeze_p, p.convert_element_type_p, p.copy_p)
-    return all(eqn.primitive in known for eqn in chain)
+    undone = (p.transpose_p, p.reshape_p, p.squeeze_p, p.convert_element_type_p, p.copy_p)
+    return all(known(eqn) in undone for eqn in chain)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pegprof.engine.costs import Cost, accumulate_cost, frontier_bytes, gradient_bytes, tail_cost
+from pegprof.engine.facts import known
 from pegprof.engine.jaxpr import Rule
 from pegprof.engine.jaxpr import primitives as p
 from pegprof.engine.quantities import Running, Values
@@ -28,7 +29,7 @@ no less time with 128. Eight are not better than four, and compile longer."""
 
 
 def fits(tail: Tail, quantities: Sequence[Quantity]) -> bool:
-    return bool(tail.equations) and all(eqn.primitive in _KNOWN for eqn in tail.equations)
+    return bool(tail.equations) and all(known(eqn) in _KNOWN for eqn in tail.equations)
 
 
 def run(

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pegprof.engine.costs import Cost, accumulate_cost, frontier_bytes, gradient_bytes, tail_cost
+from pegprof.engine.facts import known
 from pegprof.engine.jaxpr import JaxprEqn, Rule, dtype_of
 from pegprof.engine.jaxpr import primitives as p
 from pegprof.engine.quantities import Values
@@ -41,7 +42,7 @@ _MOST_SLICES = 32
 
 def convolutions(tail: Tail) -> list[JaxprEqn]:
     """The convolutions that start a tail and can be written as shifted copies."""
-    return [eqn for eqn in tail.starts if eqn.primitive is p.conv_general_dilated_p and is_expressible(eqn)]
+    return [eqn for eqn in tail.starts if known(eqn) is p.conv_general_dilated_p and is_expressible(eqn)]
 
 
 def rule_for(tail: Tail, convolve: Rule) -> Rule:
