@@ -81,9 +81,13 @@ def _code_of(fn: Any) -> CodeType | None:
     return code
 
 
+def is_users_own(file: str) -> bool:
+    """Whether a file of code is the user's own."""
+    return not file.startswith(("<", *_others_folders()))
+
+
 def _users_own(frames: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    others = _others_folders()
-    return [frame for frame in frames if not frame.filename.startswith(("<", *others))]
+    return [frame for frame in frames if is_users_own(frame.filename)]
 
 
 def _others_folders() -> tuple[str, ...]:

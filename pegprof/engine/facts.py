@@ -11,7 +11,7 @@ test.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from pegprof.engine.jaxpr import JaxprEqn, Primitive, barrier_p, split_p
+from pegprof.engine.jaxpr import JaxprEqn, Primitive, barrier_p, pvary_p, split_p
 from pegprof.engine.jaxpr import primitives as p
 
 Test = Callable[[Any], bool]
@@ -76,6 +76,7 @@ _understand((p.dynamic_update_slice_p, barrier_p))
 _understand((p.pad_p,), "padding_config")
 _understand((p.concatenate_p,), "dimension")
 _understand((split_p,), "sizes axis")
+_understand((pvary_p,), "axes")
 _understand((p.iota_p,), "dtype shape dimension", sharding=_unsharded)
 
 # Sums, products and lookups.

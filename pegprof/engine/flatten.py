@@ -3,29 +3,36 @@
 What it computes stays the same. jit, remat, custom_jvp and custom_vjp are gone afterwards; scan, while and cond remain.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from pegprof.engine.facts import known
-from pegprof.engine.jaxpr import ClosedJaxpr, JaxprEqn, bind, called_by, evaluate, prune, trace
+from pegprof.engine.jaxpr import ClosedJaxpr, JaxprEqn, at_line_of_call, bind, called_by, evaluate, prune, trace
 from pegprof.engine.jaxpr import primitives as p
 
 
-def flatten(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The same program without calls and dead code."""
-    flat = trace(lambda *args: evaluate(closed, args, _flatten_equation), closed.in_avals)
-    return prune(flat)
+def flatten(closed: ClosedJaxpr, call: JaxprEqn | None = None) -> ClosedJaxpr:
+    """The same program without calls and dead code.
+
+    JAX's own functions, such as those of ``jax.random``, are calls whose equations know no line of the user's. They get
+    the line of the call, and those of ``closed`` that of ``call``, if given.
+    """
+    rule = functools.partial(_flatten_equation, call=call)
+    return prune(trace(lambda *args: evaluate(closed, args, rule), closed.in_avals))
 
 
-def _flatten_equation(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
+def _flatten_equation(eqn: JaxprEqn, values: Sequence[Any], call: JaxprEqn | None = None) -> list[Any]:
+    if call:
+        eqn = at_line_of_call(eqn, call)
     if known(eqn) and (inner := called_by(eqn)):
         if eqn.primitive is p.remat_p:
             values = _remat_barrier(eqn, values)
-        return evaluate(inner, values, _flatten_equation)
+        return evaluate(inner, values, functools.partial(_flatten_equation, call=eqn))
     if known(eqn) is p.scan_p:
-        return bind(eqn, values, jaxpr=flatten(eqn.params["jaxpr"]))
+        return bind(eqn, values, jaxpr=flatten(eqn.params["jaxpr"], call=eqn))
     if known(eqn) is p.name_p:
         return list(values)  # a name guides a checkpoint policy; after differentiation it has done its work
     if eqn.primitive is p.reshape_p and eqn.params["dimensions"] is not None:

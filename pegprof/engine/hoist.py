@@ -38,18 +38,19 @@ from pegprof.engine.jaxpr import (
     start,
     trace,
     with_outputs,
+    zeros_like,
 )
 from pegprof.engine.tails import (
     Loop,
     Tail,
     blocked_variables,
     example_dependent,
-    fills_with_zeros,
     find_tails,
     is_linear_in,
     moved_from,
     size,
     variables,
+    zeros_of,
 )
 
 
@@ -68,7 +69,7 @@ def hoist(
     dependent = example_dependent(jaxpr, depends)
     blocked = blocked_variables(jaxpr, {*gradients, *parts}, dependent)
     whole = {moved.source for moved in moved_from(jaxpr, gradients)}
-    zeros = {v for eqn in jaxpr.eqns if fills_with_zeros(eqn) for v in eqn.outvars}
+    zeros = zeros_of(jaxpr)
 
     def rule(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
         free = [v not in blocked for v in eqn.outvars]
@@ -285,7 +286,7 @@ def _add_up(fn: Callable[..., list[Any]], values: Sequence[Any], varies: Sequenc
 
         stacks = [x for x, v in zip(values, varies, strict=True) if v]
         shapes = jax.eval_shape(at_step, [x[0] for x in stacks])
-        return jax.lax.scan(step, [jnp.zeros(s.shape, s.dtype) for s in shapes], stacks, length=length)[0]
+        return jax.lax.scan(step, [zeros_like(s) for s in shapes], stacks, length=length)[0]
 
     return sum_over_loop(*values)
 

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pegprof.engine.jaxpr import Env, start
+from pegprof.engine.jaxpr import Env, start, vary, varying_axes
 from pegprof.engine.plan import Plan, PlanRow
 from pegprof.engine.planner import find_sites, plan_sites
 from pegprof.engine.quantities import Values, in_chunks, is_per_example, of_same
@@ -116,7 +116,7 @@ def value_and_grad_stats(
     wanted = resolve(stats)
 
     def fn(*args: Any) -> tuple[Any, dict[str, Any]]:
-        trace = trace_example(loss, args, roles)
+        inputs, trace = _trace_varying(loss, args, roles)
         cut = find_sites(trace)
         made = plan_sites(
             trace, cut, wanted, microbatch_size=microbatch_size, backend=backend, memory_budget=memory_budget
@@ -124,11 +124,31 @@ def value_and_grad_stats(
         named = quantities_of(wanted)
         quantities = tuple(named.values())
         followed = _checked(plan, made, cut, quantities) if plan else made
-        value, aux, values = _run(trace, cut, followed, quantities, args)
+        value, aux, values = _run(trace, cut, followed, quantities, inputs)
         found = {stat.name: _finish(stat, values, named, trace) for stat in wanted}
         return ((value, aux) if has_aux else value), found
 
     return fn
+
+
+def _trace_varying(loss: Loss, args: Sequence[Any], roles: Roles) -> tuple[Sequence[Any], Trace]:
+    """The trace of one example, and the arguments as it takes them: under a ``shard_map``, all differ by device.
+
+    Where ``check_vma=True``, JAX adds up the gradient of a parameter that is the same on all devices over the devices.
+    Per-example gradients must not be added up, so each device has parameters of its own.
+    """
+    axes = frozenset[str]().union(*(varying_axes(x) for x in jax.tree.leaves(args) if hasattr(x, "dtype")))
+    args = _vary_all(args, axes)
+    trace = trace_example(loss, args, roles)
+    closed_over = varying_axes(trace.closed.out_avals[0]) - axes  # what the loss closes over may differ as well
+    if closed_over:
+        args = _vary_all(args, axes | closed_over)
+        trace = trace_example(loss, args, roles)
+    return args, trace
+
+
+def _vary_all(args: Sequence[Any], axes: frozenset[str]) -> Sequence[Any]:
+    return jax.tree.map(lambda x: vary(jnp.asarray(x), axes), tuple(args)) if axes else args
 
 
 def _checked(given: Plan, own: Plan, cut: Cut, quantities: Sequence[Quantity]) -> Plan:

@@ -5,15 +5,21 @@ Jaxprs that are *flat*: jit, remat, custom_jvp and custom_vjp are inlined; scan,
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.extend.core.primitives as primitives
+import jax.numpy as jnp
 from jax._src import source_info_util
+from jax._src.core import pvary_p
 from jax._src.interpreters import batching
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
+from jax.extend.core import Primitive as _Primitive
 from jax.interpreters import partial_eval as pe
+
+from pegprof.user_code import is_users_own, place
 
 __all__ = [
     "Atom",
@@ -25,6 +31,7 @@ __all__ = [
     "Primitive",
     "Var",
     "abstract",
+    "at_line_of_call",
     "barrier_p",
     "bind",
     "called_by",
@@ -32,8 +39,10 @@ __all__ = [
     "constants",
     "dtype_of",
     "evaluate",
+    "marker",
     "primitives",
     "prune",
+    "pvary_p",
     "shape_of",
     "source_line",
     "source_of",
@@ -43,7 +52,10 @@ __all__ = [
     "trace",
     "unbatchable_reason",
     "used_inputs",
+    "vary",
+    "varying_axes",
     "with_outputs",
+    "zeros_like",
 ]
 
 Atom = Var | Literal
@@ -69,9 +81,50 @@ _ragged_dot_p = _primitive_of(
 )
 
 
-def abstract(aval: Any) -> jax.ShapeDtypeStruct:
-    """A shape and a dtype to trace with, from a value or an abstract value."""
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+def marker(name: str) -> Primitive:
+    """A primitive that returns its last operands, ``returned`` of them; its other parameters are whatever is bound.
+
+    It can be traced and batched, and not compiled: who puts it into a Jaxpr takes it out again.
+    """
+    primitive = _Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(lambda *avals, returned, **_: avals[len(avals) - returned :])
+
+    def batch(values: Sequence[Any], axes: Sequence[Any], *, returned: int, **params: Any) -> tuple[Any, Any]:
+        return primitive.bind(*values, returned=returned, **params), axes[len(axes) - returned :]
+
+    batching.primitive_batchers[primitive] = batch
+    return primitive
+
+
+def abstract(x: Any, shape: Sequence[int] | None = None) -> jax.ShapeDtypeStruct:
+    """What to trace with, from a value or an abstract value: a dtype, varying axes, and a shape, another if given."""
+    aval = x if hasattr(x, "manual_axis_type") else jax.typeof(x)
+    weak = getattr(aval, "weak_type", False) and shape is None
+    shape = aval.shape if shape is None else tuple(shape)
+    if not varying_axes(aval):
+        return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=weak)
+    sharding = jax.NamedSharding(jax.sharding.get_abstract_mesh(), jax.P())
+    manual = aval.manual_axis_type
+    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=weak, sharding=sharding, manual_axis_type=manual)
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """The axes of a ``shard_map`` that checks them (``check_vma=True``) along which a value differs by its type."""
+    aval = x if hasattr(x, "manual_axis_type") else jax.typeof(x)
+    manual = getattr(aval, "manual_axis_type", None)
+    return frozenset() if manual is None else manual.varying
+
+
+def vary(x: Any, axes: Iterable[str]) -> Any:
+    """A value whose type says that it differs along some axes of a ``shard_map``; nothing is computed."""
+    missing = tuple(sorted(set(axes) - varying_axes(x)))
+    return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+
+def zeros_like(aval: Any, dtype: Any = None) -> jax.Array:
+    """Zeros of the shape and varying axes of an abstract value: what a loop's carry starts from."""
+    return vary(jnp.zeros(aval.shape, dtype or aval.dtype), varying_axes(aval))
 
 
 def shape_of(atom: Atom) -> tuple[int, ...]:
@@ -127,8 +180,25 @@ def constants(closed: ClosedJaxpr) -> Iterator[Any]:
 
 
 def source_line(eqn: JaxprEqn) -> str:
-    """The user's file and line that an equation comes from."""
-    return source_info_util.summarize(eqn.source_info)
+    """The user's file and line that an equation comes from; failing that, a line of a package that is not JAX."""
+    frames = list(source_info_util.user_frames(eqn.source_info.traceback))
+    own = [frame for frame in frames if _is_users_own(frame.file_name)]
+    innermost = next(iter(own or frames), None)
+    return place(innermost.file_name, innermost.start_line) if innermost else ""
+
+
+_is_users_own = functools.cache(is_users_own)
+
+
+def _has_users_line(eqn: JaxprEqn) -> bool:
+    return any(_is_users_own(frame.file_name) for frame in source_info_util.user_frames(eqn.source_info.traceback))
+
+
+def at_line_of_call(eqn: JaxprEqn, call: JaxprEqn) -> JaxprEqn:
+    """An equation inlined from a call: with the source line of the call where it has no line of the user's own."""
+    if _has_users_line(eqn) or (source_line(eqn) and not _has_users_line(call)):
+        return eqn
+    return eqn.replace(source_info=eqn.source_info.replace(traceback=call.source_info.traceback))
 
 
 def bind(eqn: JaxprEqn, values: Sequence[Any], **changed_params: Any) -> list[Any]:

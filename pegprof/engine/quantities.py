@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pegprof.engine.jaxpr import zeros_like
 from pegprof.engine.statistics import CENTRED, MEAN, Centred, Moment, Quantity, SquareNorm
 
 Values = dict[str, Any]
@@ -82,7 +83,7 @@ class Running:
         self.norms = [q for q in quantities if isinstance(q, SquareNorm)]
 
     def start(self, g: jax.ShapeDtypeStruct) -> Values:
-        zeros = jnp.zeros(g.shape, wide_dtype(g.dtype))
+        zeros = zeros_like(g, wide_dtype(g.dtype))
         names = [q.name for q in self.moments] + ([MEAN.name, CENTRED.name] if self.centred else [])
         return dict.fromkeys(names, zeros)
 
@@ -144,7 +145,7 @@ def in_chunks(of_chunk: Chunk, examples: Any, B: int, size: int) -> tuple[list[V
     cut = whole * size
     chunks = jax.tree.map(lambda x: x[:cut].reshape(whole, size, *x.shape[1:]), examples)
     shapes, _ = jax.eval_shape(lambda chunk: of_chunk(chunk, size), jax.tree.map(lambda x: x[:size], examples))
-    totals = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    totals = jax.tree.map(zeros_like, shapes)
 
     def step(state: tuple[Any, list[Values]], chunk: Any) -> tuple[Any, Any]:
         n, totals = state

@@ -22,6 +22,7 @@ from pegprof.engine.jaxpr import (
     bind,
     primitives,
     prune,
+    pvary_p,
     shape_of,
     start,
     trace,
@@ -253,4 +254,5 @@ _RULES: dict[Any, Rule] = {
     p.dot_general_p: _dot,
     p.gather_p: _gather,
     p.scatter_add_p: _scatter,
+    pvary_p: bind,
 }

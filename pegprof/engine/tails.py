@@ -34,6 +34,7 @@ from pegprof.engine.jaxpr import (
     barrier_p,
     dtype_of,
     primitives,
+    pvary_p,
     shape_of,
     source_of,
     split_p,
@@ -56,6 +57,7 @@ RESHAPING: frozenset[Primitive] = frozenset(
         p.copy_p,
         p.convert_element_type_p,
         p.reduce_sum_p,
+        pvary_p,
     }
 )
 """Steps that only move entries, as long as they neither drop, add up nor repeat any: see ``only_moves_entries``."""
@@ -257,15 +259,22 @@ def find_tails(jaxpr: Jaxpr, gradients: Collection[int], depends: Sequence[bool]
     members = _tail_equations(jaxpr, blocked, dependent)
     outputs = {v for i in gradients for v in variables([jaxpr.outvars[i]])}
     tails = [_make_tail(group, outputs, dependent) for group in _connected(jaxpr, members)]
-    zeros = frozenset(v for eqn in jaxpr.eqns if fills_with_zeros(eqn) for v in eqn.outvars)
-    return [dataclasses.replace(tail, zeros=zeros.intersection(tail.inputs)) for tail in tails]
+    zeros = zeros_of(jaxpr)
+    # A kernel that nobody needs may be left, where JAX does not know how to remove it: it forms no gradient.
+    return [
+        dataclasses.replace(tail, zeros=frozenset(zeros.intersection(tail.inputs))) for tail in tails if tail.outputs
+    ]
 
 
-def fills_with_zeros(eqn: JaxprEqn) -> bool:
-    """Whether an equation makes an array of zeros out of nothing."""
-    if known(eqn) is not p.broadcast_in_dim_p:
-        return False
-    return _is_zero(eqn.invars[0])
+def zeros_of(jaxpr: Jaxpr) -> set[Var]:
+    """The variables that are arrays of zeros, whatever the inputs."""
+    zeros: set[Var] = set()
+    for eqn in jaxpr.eqns:
+        if known(eqn) in (p.broadcast_in_dim_p, pvary_p):
+            (x,) = eqn.invars
+            if _is_zero(x) or (isinstance(x, Var) and x in zeros):
+                zeros.update(eqn.outvars)
+    return zeros
 
 
 def blocked_variables(jaxpr: Jaxpr, gradients: Collection[int], dependent: set[Var]) -> set[Var]:

@@ -6,6 +6,7 @@ Out: a ``Trace``: the flat program ``inputs of one example -> value, aux, gradie
 
 import dataclasses
 import itertools
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -106,6 +107,7 @@ class Trace:
 def trace_example(loss: Loss, args: Sequence[Any], roles: Roles) -> Trace:
     """Trace the gradient of one example; nothing is computed, so shapes and dtypes are enough."""
     roles = roles.of(args)
+    _check_sizes(args)
     B = batch_size(args, roles)
     example = [_example_of(arg, argnum, roles) for argnum, arg in enumerate(args)]
     _check_params(args, roles)
@@ -181,6 +183,19 @@ def batch_size(args: Sequence[Any], roles: Roles) -> int:
     return B
 
 
+def _check_sizes(args: Sequence[Any]) -> None:
+    """Refuse the symbolic sizes of ``jax.export``: what is cheapest depends on numbers."""
+    for argnum, arg in enumerate(args):
+        for path, leaf in jax.tree_util.tree_flatten_with_path(arg)[0]:
+            if not all(isinstance(n, numbers.Integral) for n in getattr(leaf, "shape", ())):
+                name = f"argument {argnum}{jax.tree_util.keystr(path)}"
+                raise PegprofError(
+                    f"{name} has the symbolic shape {leaf.shape}, and pegprof plans for sizes that are known",
+                    where=name,
+                    hint="export the function once for each size that you need",
+                )
+
+
 def _check_params(args: Sequence[Any], roles: Roles) -> None:
     for argnum in roles.params:
         if roles.differs(argnum):
@@ -203,7 +218,7 @@ def _example_of(arg: Any, argnum: int, roles: Roles) -> Any:
         x = abstract(x if hasattr(x, "dtype") else _as_array(x, argnum))
         if argnum not in roles.batch:
             return x
-        return jax.ShapeDtypeStruct((1, *x.shape[1:]) if roles.keep_batch_dim else x.shape[1:], x.dtype)
+        return abstract(x, (1, *x.shape[1:]) if roles.keep_batch_dim else x.shape[1:])
 
     return jax.tree.map(shape, arg)
 

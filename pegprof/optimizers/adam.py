@@ -17,8 +17,8 @@ These are exact, batch by batch: a = b = 1 is MicroAdam, and a = 1, b = 1/B is A
 
 ``clip`` stands for the paper's cure for MicroAdam's spikes, gradient clipping at 10⁻². Every example's gradient is
 scaled by min(1, clip / ‖ḡ‖), so ḡ by that and q by its square, before both moments; for a = 1, b = 1/B this is
-``optax.clip_by_global_norm`` before Adam. Our sources leave open whether q is to be scaled. To leave q as it is, put
-``optax.clip_by_global_norm`` before the optimizer in a chain: it sees the mean alone.
+``optax.clip_by_global_norm`` before Adam. Our sources leave open whether q is to be scaled. Under ``train_step`` and
+``pegprof.optimizers.update``, ``optax.clip_by_global_norm(clip)`` before the optimizer in a chain does the same.
 """
 
 from collections.abc import Callable, Mapping

@@ -11,14 +11,32 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from pegprof.engine.statistics import STATISTICS
 from pegprof.errors import PegprofError
+from pegprof.optimizers.scaling import Marking, mark
 
 Tree = Any
 Number = Any  # a float; an array where optax's inject_hyperparams makes it one; a schedule where that is said
 
 
-def look_up(stats: Mapping[str, Any] | None, name: str, updates: Tree, *, optimizer: str) -> Tree:
-    """A statistic, without the parameters that ``optax.masked`` has taken out of the updates."""
+def look_up(stats: Mapping[str, Any] | None, name: str, updates: Tree, *, optimizer: str = "the optimizer") -> Tree:
+    """A statistic, as the update of an optimizer should read it.
+
+    Parameters that ``optax.masked`` has taken out of the updates are left out. Under ``pegprof.train_step`` and
+    ``pegprof.optimizers.update`` the statistic is scaled as the updates were by what stands before the optimizer. An
+    optimizer that reads ``stats[name]`` itself gets the statistic unscaled.
+
+    Args:
+      stats: what the update was given as ``stats``.
+      name: of the statistic.
+      updates: what the update was given as updates, not changed yet.
+      optimizer: its name, for error messages.
+
+    >>> import jax.numpy as jnp
+    >>> stats = {"mean": jnp.array([1.0]), "second_moment": jnp.array([4.0])}
+    >>> look_up(stats, "second_moment", stats["mean"])
+    Array([4.], dtype=float32)
+    """
     if stats is None:
         raise PegprofError(
             f"{optimizer} needs the statistic {name!r}, and its update was given no statistics",
@@ -30,7 +48,22 @@ def look_up(stats: Mapping[str, Any] | None, name: str, updates: Tree, *, optimi
             f"{optimizer} needs the statistic {name!r}, and the stats have only {', '.join(map(repr, stats))}",
             hint=f'ask grad_stats for it: stats=("mean", "{name}"); needed_statistics names all that are needed',
         )
-    return jax.tree.map(lambda u, s: u if _is_masked(u) else s, updates, stats[name], is_leaf=_is_masked)
+    statistic = stats[name]
+    if name in STATISTICS and STATISTICS[name].scope == "model":
+        masked = any(map(_is_masked, jax.tree.leaves(updates, is_leaf=_is_masked)))
+        leaves = [None if masked else leaf for leaf in range(len(jax.tree.leaves(updates)))]
+        found = statistic
+    else:
+        found = _without_masked(statistic, updates)
+        positions = jax.tree.unflatten(jax.tree.structure(statistic), range(len(jax.tree.leaves(statistic))))
+        leaves = jax.tree.leaves(_without_masked(positions, updates))
+    if isinstance(stats, Marking):
+        return mark(found, updates, leaves, statistic=name, optimizer=optimizer)
+    return found
+
+
+def _without_masked(tree: Tree, updates: Tree) -> Tree:
+    return jax.tree.map(lambda u, x: u if _is_masked(u) else x, updates, tree, is_leaf=_is_masked)
 
 
 def _is_masked(node: Any) -> bool:

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pegprof.engine.jaxpr import used_inputs
+from pegprof.engine.jaxpr import evaluate, used_inputs
 from pegprof.engine.statistics import STATISTICS, Statistic
 from pegprof.errors import PegprofError, nearest
 from pegprof.optimizers.moments import Tree, cast_like
+from pegprof.optimizers.scaling import Marked, Marking, follow
 
 MEAN = "mean"
 
@@ -33,6 +34,9 @@ def needed_statistics(
     Returns:
       Their names, in the order of the table: what to ask ``grad_stats`` for.
 
+    Raises:
+      PegprofError: if something before the optimizer does more to the mean gradient than multiply it by a number.
+
     >>> import optax
     >>> from pegprof.optimizers import micro_adam, micro_sign_sgd
     >>> needed_statistics(optax.chain(optax.clip_by_global_norm(1.0), micro_adam(1e-3)), jnp.zeros(3))
@@ -40,7 +44,7 @@ def needed_statistics(
     >>> needed_statistics(micro_sign_sgd(1e-3), jnp.zeros(3))
     ('sign_mean',)
     """
-    known = {**STATISTICS, **{statistic.name: statistic for statistic in statistics}}
+    known = {**STATISTICS, **own_statistics(statistics)}
     shapes = jax.eval_shape(lambda tree: tree, params)
     asked = _Asked(shapes, known, batch_size)
     extended = take_stats(opt)
@@ -50,15 +54,31 @@ def needed_statistics(
 
     value = jax.ShapeDtypeStruct((), jnp.result_type(float))
     closed = jax.make_jaxpr(run)(shapes, jax.eval_shape(extended.init, shapes), shapes, value)
-    if any(used_inputs(closed)[: len(jax.tree.leaves(shapes))]):
-        asked.names.add(MEAN)
     if isinstance(opt, optax.MultiSteps) and asked.names - {MEAN}:
         raise PegprofError(
             "optax.MultiSteps averages the mean gradients of several batches, but hands the optimizer the "
             f"{', '.join(sorted(asked.names - {MEAN}))} of the last batch alone",
             hint="take one batch that is as large, and microbatch_size, which runs a part of it at a time",
         )
+    if any(used_inputs(follow(closed, _names_of(shapes)).program)[: len(jax.tree.leaves(shapes))]):
+        asked.names.add(MEAN)
     return tuple(name for name in known if name in asked.names)
+
+
+def own_statistics(statistics: Sequence[Statistic]) -> dict[str, Statistic]:
+    """Statistics of one's own by their names, which must be names of their own."""
+    own: dict[str, Statistic] = {}
+    for statistic in statistics:
+        name = statistic.name
+        if STATISTICS.get(name, statistic) is not statistic:
+            raise PegprofError(
+                f"the name of the statistic {name!r} is one of pegprof's own, which optimizers rely on",
+                hint="give it a name of its own",
+            )
+        if name in own:
+            raise PegprofError(f"two statistics are named {name!r}", hint="give each a name of its own")
+        own[name] = statistic
+    return own
 
 
 def update(opt: Any, stats: Mapping[str, Any], state: Any, params: Tree, **extra_args: Any) -> tuple[Tree, Any]:
@@ -66,6 +86,10 @@ def update(opt: Any, stats: Mapping[str, Any], state: Any, params: Tree, **extra
 
     The mean goes in as ``jax.grad`` would give it, in the dtypes of the parameters. It may be missing from the
     statistics where the optimizer makes no use of it.
+
+    What stands before an optimizer of pegprof, as in ``optax.chain(optax.scale(0.5), micro_adam(...))``, changes the
+    mean alone. If it multiplies the mean of each parameter by a number, the statistics are scaled to match, as if every
+    example's gradient had been multiplied by that number. Anything else is refused. ``opt.update`` itself does neither.
 
     >>> from pegprof.optimizers import sign_ema
     >>> w, opt = jnp.zeros(2), sign_ema(0.5)
@@ -75,18 +99,28 @@ def update(opt: Any, stats: Mapping[str, Any], state: Any, params: Tree, **extra
     """
     extended = take_stats(opt)
 
-    def run(updates: Tree) -> tuple[Tree, Any]:
+    def run(updates: Tree, stats: Mapping[str, Any]) -> Any:
         return extended.update(updates, state, params, stats=stats, **extra_args)
 
-    if MEAN in stats:
-        return run(cast_like(stats[MEAN], params))
-    zeros = jax.tree.map(jnp.zeros_like, params)
-    if any(used_inputs(jax.make_jaxpr(run)(zeros))):
+    mean = cast_like(stats[MEAN], params) if MEAN in stats else jax.tree.map(jnp.zeros_like, params)
+    if set(stats) == {MEAN}:  # there is nothing that would have to be scaled as the mean is
+        return run(mean, stats)
+    closed, results = jax.make_jaxpr(lambda updates: run(updates, Marked(stats)), return_shape=True)(mean)
+    followed = follow(closed, _names_of(params))
+    if MEAN not in stats and any(used_inputs(followed.program)):
         raise PegprofError(
             f"the optimizer uses the mean gradient, and the stats have only {', '.join(map(repr, stats))}",
             hint='ask grad_stats for "mean" as well',
         )
-    return run(zeros)
+    if not followed.scaled:
+        return run(mean, stats)
+    made = evaluate(followed.program, jax.tree.leaves(mean))
+    return jax.tree.unflatten(jax.tree.structure(results), map(jnp.asarray, made))
+
+
+def _names_of(params: Tree) -> list[str]:
+    paths = jax.tree_util.tree_leaves_with_path(params)
+    return [jax.tree_util.keystr(path, simple=True, separator="/") or "params" for path, _ in paths]
 
 
 def take_stats(opt: Any) -> Any:
@@ -97,7 +131,7 @@ def take_stats(opt: Any) -> Any:
 
 
 @jax.tree_util.register_static  # so that it goes through a jit, or whatever else an optimizer has around its update
-class _Asked(Mapping[str, Any]):
+class _Asked(Marking):
     """Statistics of the right shapes, all zero, that remembers which were looked up."""
 
     def __init__(self, params: Tree, known: Mapping[str, Statistic], batch_size: int):

@@ -9,7 +9,7 @@ import optax
 from pegprof.engine.inject import value_and_grad_stats
 from pegprof.engine.statistics import STATISTICS, Statistic
 from pegprof.engine.trace import Loss, Roles, batch_size
-from pegprof.optimizers.needs import needed_statistics, update
+from pegprof.optimizers.needs import needed_statistics, own_statistics, update
 
 
 def train_step(
@@ -34,6 +34,9 @@ def train_step(
     that need nothing but the mean, and is refused for others: it would average the means of several batches, and pass
     on the other statistics of the last one. For large batches there is ``microbatch_size``.
 
+    A transformation that scales the mean before an optimizer in a chain scales the optimizer's statistics too. Anything
+    else is refused before an optimizer that takes statistics.
+
     Args:
       loss: ``loss(params, batch, ...) -> scalar``, a mean over the leading axis of every leaf of ``batch``.
       opt: the optimizer; its state is ``opt.init(params)``.
@@ -44,7 +47,7 @@ def train_step(
       microbatch_size: how many examples run at a time; None lets the planner decide.
       backend: what the program will be compiled for, if that is not the backend that is here.
       memory_budget: bytes that the planner should stay within, by its own estimate.
-      statistics: of one's own, which the optimizer looks up by their names.
+      statistics: of one's own, which the optimizer looks up by their names. They need names of their own.
       donate: whether the new parameters and state may take the memory of the old, which are then gone.
 
     Returns:
@@ -60,7 +63,7 @@ def train_step(
     (Array([0.1  , 0.071], dtype=float32), Array(1., dtype=float32))
     """
     roles = Roles(batch_argnums=batch_argnums, keep_batch_dim=keep_batch_dim, has_aux=has_aux, prng_argnum=prng_argnum)
-    own = {statistic.name: statistic for statistic in statistics}
+    own = own_statistics(statistics)
 
     def step(params: Any, state: Any, *args: Any) -> tuple[Any, Any, Any]:
         B = batch_size((params, *args), roles.of((params, *args)))

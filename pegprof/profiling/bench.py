@@ -34,13 +34,12 @@ def make_arguments(request: Request, reporter: Reporter) -> None:
 
 
 def check_examples(request: Request, reporter: Reporter) -> None:
-    """Whether the examples of a batch leave each other alone: as ``pegprof.check_examples``, in words."""
+    """Whether examples leave each other alone, and whether the engine is right: ``pegprof.check_examples`` in words."""
     problem = jobs.load(request)
     params = _load(request["file"], request["arguments"]["params"], problem.abstract_params())
     batch = _load(request["file"], request["arguments"]["batch"], problem.abstract_batch(2), first=request["examples"])
     found = pegprof.check_examples(problem.loss, params, batch, keep_batch_dim=problem.keep_batch_dim)
-    worst = max(found.findings, key=lambda finding: finding.relative_difference, default=None)
-    reporter.update(ok=found.ok, text=str(found), cause=worst.cause if worst else None)
+    reporter.update(ok=found.ok, text=str(found), cause=found.cause or None, engine_fault=found.engine_fault or None)
 
 
 class Bench:

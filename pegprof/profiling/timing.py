@@ -33,6 +33,7 @@ FIRST, LAST = ("microbatch", "vmap"), ("grad",)
 FIRST_RUN_SHARE = 0.5  # of the time left, that a first run may take
 CHECK_SHARE = 0.1  # of the time left, that the check of the examples may take while nothing looks wrong
 CHECK_SETUP_S = 5.0  # what that takes beside compiling and running
+CHECK_PROGRAMS = 3  # of the batch, of one example at a time, and the engine's
 EXAMPLES = 4  # that it looks at
 
 
@@ -210,9 +211,10 @@ class Timing:
             self._end(lane, failure=reason)
 
     def _check_examples(self, probe: int) -> None:
-        """Whether examples interact: in any case if ``grad`` differs, to say why; otherwise if it is cheap.
+        """Whether examples interact, and whether the engine is right.
 
-        What it would find is what ``grad`` differs by from the others, which has been looked at.
+        It runs if ``grad`` differs, to say why; otherwise if it is cheap.
+        What it would find is what ``grad`` and ``surgery`` differ by from the others, which has been looked at.
         """
         lanes = {lane.method: lane for lane in self._racing()}
         grad = lanes.get("grad")
@@ -220,7 +222,7 @@ class Timing:
         if probe < 2 or not lanes or not (suspect or self._terms.check_examples):
             return
         slowest_s = max(lane.first_s or 0.0 for lane in lanes.values())
-        cost_s = CHECK_SETUP_S + 2 * (slowest_s + max(p.compile_s for p in self._crew.programs.values()))
+        cost_s = CHECK_SETUP_S + CHECK_PROGRAMS * (slowest_s + max(p.compile_s for p in self._crew.programs.values()))
         if cost_s > (1.0 if suspect else CHECK_SHARE) * self._crew.left_s():
             return
         self._talk.doing("checking that examples do not interact", expected_s=cost_s)
@@ -232,12 +234,25 @@ class Timing:
         if answer["ok"]:
             return
         self._talk(answer["text"])
+        if answer["engine_fault"]:
+            self._judge_engine(lanes, answer["engine_fault"])
+        if not answer["cause"]:
+            return
         cause = answer["cause"].replace("; ", ", ")  # a semicolon separates remarks
         words = f"the mean of the examples' gradients is not the gradient of the batch: {cause}"
         if grad:
             grad.ending = {"failure": words}
         else:
             self._remark(words)
+
+    def _judge_engine(self, lanes: Mapping[str, Lane], fault: str) -> None:
+        """The engine is wrong: ``surgery`` is out of the race, and ``grad`` is not to blame for differing from it."""
+        surgery, grad = lanes.get("surgery"), lanes.get("grad")
+        if surgery is None:
+            return
+        if grad and not {*FIRST} & lanes.keys():  # it was compared with surgery
+            surgery.max_rel_error, grad.max_rel_error, grad.ending = grad.max_rel_error, None, {}
+        self._end(surgery, failure=fault)
 
     def _go_to_common_batch(self, probe: int) -> None:
         """Chooses the batch, and compiles and runs once there, unless it is the probe."""

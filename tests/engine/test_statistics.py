@@ -1,12 +1,16 @@
 """The table of statistics by itself: formulas against oracles, and the words of its errors."""
 
+import dataclasses
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pegprof import PegprofError, Statistic
+from pegprof import PegprofError, Statistic, grad_stats
 from pegprof.engine.statistics import CENTRED, MEAN, SQUARE_NORM, STATISTICS, Moment, quantities_of, resolve
 from tests.engine.cases import ALL_STATISTICS
+from tests.oracles import assert_stats_agree, loop_stats
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -14,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 def _quantities(stat: Statistic, g: np.ndarray) -> dict[str, jnp.ndarray]:
     """What a site accumulates, from all gradients at once."""
     found = {}
-    for quantity in quantities_of([stat]):
+    for quantity in stat.needs:
         if isinstance(quantity, Moment):
             found[quantity.name] = jnp.mean(quantity.phi(jnp.asarray(g)), axis=0)
         elif quantity == CENTRED:
@@ -86,7 +90,7 @@ def test_asking_for_nothing_is_an_error():
 
 def test_asking_for_one_name_twice_is_an_error():
     with pytest.raises(PegprofError, match="not all different"):
-        resolve(["mean", Statistic.elementwise(jnp.abs, name="mean")])
+        resolve(["mean", "variance", "mean"])
 
 
 def test_a_users_statistic_is_called_after_its_function():
@@ -101,13 +105,108 @@ def test_a_users_statistic_is_called_after_its_function():
 def test_a_users_function_gives_numbers_of_the_gradients_dtype(dtype):
     g = jnp.asarray([-2.0, 0.0, 3.0], dtype)
     for fn in (lambda x: x > 0, lambda x: (x > 0).astype(jnp.int8), lambda x: jnp.where(x > 0, np.float64(1), 0)):
-        (moment,) = Statistic.elementwise(fn, name="positive", factor=fn).needs
-        for found in (moment.phi(g), moment.factor(g)):
-            assert found.dtype == dtype
-            assert found.tolist() == [0, 0, 1]
+        (moment,) = Statistic.elementwise(fn, name="positive").needs
+        assert moment.phi(g).dtype == dtype
+        assert moment.phi(g).tolist() == [0, 0, 1]
+    (moment,) = Statistic.elementwise(lambda x: x != 0, name="not_zero", factor=lambda x: x != 0).needs
+    assert moment.factor(g).dtype == dtype
+    assert moment.factor(g).tolist() == [1, 0, 1]
 
 
 def test_quantities_are_shared_and_the_mean_comes_with_the_centred():
-    names = [quantity.name for quantity in quantities_of(resolve(["snr", "mean", "variance", "norm", "norm_by_param"]))]
-    assert sorted(names) == ["centred", "mean", "square_norm"]
+    named = quantities_of(resolve(["snr", "mean", "variance", "norm", "norm_by_param"]))
+    assert sorted(quantity.name for quantity in named.values()) == ["centred", "mean", "square_norm"]
     assert MEAN in quantities_of(resolve("variance"))
+
+
+# ---- statistics of users ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "phi",
+    [
+        lambda g: g / jnp.linalg.norm(g),
+        lambda g: g - jnp.mean(g),
+        lambda g: jnp.cumsum(g).reshape(g.shape),
+        jnp.sort,
+        lambda g: g * jnp.arange(g.size).reshape(g.shape),
+        lambda g: jnp.where(g == jnp.max(g), 1.0, 0.0),
+        lambda g: jax.random.normal(jax.random.key(0), g.shape),
+        lambda g: jax.nn.softmax(g, axis=-1),
+    ],
+    ids=["unit", "centred", "cumsum", "sort", "position", "largest", "random", "softmax"],
+)
+def test_a_function_that_looks_at_several_entries_is_refused(phi):
+    with pytest.raises(
+        PegprofError, match=r"'mine' is not elementwise: it gives .* alone, and .* beside other numbers"
+    ):
+        Statistic.elementwise(phi, name="mine")
+
+
+@pytest.mark.parametrize(
+    ("phi", "said"),
+    [
+        (lambda g: 1.0, r"gives shape \(\) for an array of shape \(6,\)"),
+        (jnp.cumsum, r"gives shape \(6,\) for an array of shape \(2, 3\)"),
+        (lambda g: g.no_such_method(), "fails for an array of shape .*: AttributeError"),
+        (lambda g: jax.nn.softmax(g, axis=1), "fails for an array of shape .*: ValueError"),
+    ],
+    ids=["constant", "flat", "error", "axis"],
+)
+def test_a_function_that_does_not_map_arrays_to_arrays_is_refused(phi, said):
+    with pytest.raises(PegprofError, match=said):
+        Statistic.elementwise(phi, name="mine")
+
+
+@pytest.mark.parametrize("factor", [lambda x: x**2, lambda x: jnp.abs(x) ** 3, lambda x: x**3 + 0.1])
+def test_a_factor_that_is_none_is_refused(factor):
+    with pytest.raises(PegprofError, match=r"the factor of the statistic 'cube' is none: phi\(.*\) is .*, factor"):
+        Statistic.elementwise(lambda g: g**3, name="cube", factor=factor)
+
+
+def test_functions_that_are_infinite_undefined_or_of_truth_values_are_fine():
+    Statistic.elementwise(lambda g: jnp.log(jnp.abs(g)), name="log")
+    Statistic.elementwise(jnp.sqrt, name="root")
+    Statistic.elementwise(lambda g: g > 0.5, name="large")
+    with jax.debug_nans(True):
+        Statistic.elementwise(lambda g: g / jnp.abs(g), name="sign", factor=lambda g: g / jnp.abs(g))
+
+
+def _of_moment(name, phi, factor=None):
+    moment = Moment(name=name, phi=phi, factor=factor)
+    return Statistic(
+        name="mine",
+        formula=f"mean of {name}",
+        needs=(moment,),
+        finish=lambda q, _: q[name],
+        oracle=lambda g: np.mean(np.asarray(phi(g)), axis=0),
+    )
+
+
+def test_a_moment_that_a_user_wrote_is_tried_where_it_is_used():
+    with pytest.raises(PegprofError, match="not elementwise"):
+        grad_stats(lambda w, x: jnp.mean(x @ w), [_of_moment("unit", lambda g: g / jnp.linalg.norm(g))])
+    with pytest.raises(PegprofError, match="the factor"):
+        resolve([_of_moment("wrong", jnp.tanh, factor=jnp.tanh)])
+
+
+@pytest.mark.parametrize("name", ["mean", "square", "sign", "abs", "fourth", "centred", "square_norm"])
+def test_a_moment_of_a_user_may_have_the_name_of_a_built_in_one(name):
+    stats = [*(s for s in STATISTICS.values()), _of_moment(name, jnp.tanh)]
+    w, x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 2))), jnp.arange(15.0).reshape(5, 3)
+    loss = lambda w, x: jnp.mean(jnp.sin(x @ w))
+    for microbatch_size in (None, 2):
+        found = grad_stats(loss, stats, microbatch_size=microbatch_size)(w, x)
+        assert_stats_agree(found, loop_stats(loss, stats, w, x))
+
+
+def test_two_moments_of_one_name_are_two():
+    one, other = _of_moment("mine", jnp.tanh), dataclasses.replace(_of_moment("mine", jnp.cos), name="other")
+    named = quantities_of([one, other])
+    assert len(named) == len({quantity.name for quantity in named.values()}) == 2
+
+
+def test_a_name_of_the_table_is_pegprofs_own():
+    with pytest.raises(PegprofError, match="'second_moment' is a statistic of pegprof's own: mean of g²"):
+        resolve([Statistic.elementwise(jnp.abs, name="second_moment")])
+    assert resolve([STATISTICS["mean"]]) == resolve("mean")

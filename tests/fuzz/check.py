@@ -188,7 +188,8 @@ def _with_other_strategies(program: Program, plan: Plan, cut: Cut, stats: Sequen
     rng = np.random.default_rng([program.seed, 1_001])
     rows = {row.parameter: row for row in plan.rows}
     for site in cut.sites():
-        fitting = [s.name for s in STRATEGIES.values() if s.fits(site.tail, quantities_of(stats))]
+        quantities = tuple(quantities_of(stats).values())
+        fitting = [s.name for s in STRATEGIES.values() if s.fits(site.tail, quantities)]
         chances = np.array([1.0 if name in _FITS_MOST else 4.0 for name in fitting])
         strategy = str(rng.choice(fitting, p=chances / chances.sum()))
         chunk = int(rng.integers(1, plan.microbatch_size + 1))

@@ -72,6 +72,13 @@ def test_clipping_scales_every_examples_gradient(name):
     assert_walks_agree(ours, walk_by_formula(make_oracle, clip=CLIP))
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("sign_sgd", "sign_ema")])
+def test_clipping_before_an_optimizer_scales_every_examples_gradient_too(name):
+    options, make_oracle = next((options, oracle) for other, options, oracle in ORACLES if other == name)
+    ours = walk(optax.chain(optax.clip_by_global_norm(CLIP), OPTIMIZERS[name](RATE, **options)))
+    assert_walks_agree(ours, walk_by_formula(make_oracle, clip=CLIP))
+
+
 def test_the_clipping_of_these_tests_is_of_some_steps_and_not_of_others():
     norms = []
     for seed in range(STEPS):

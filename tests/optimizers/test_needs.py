@@ -21,7 +21,7 @@ NEEDS = {
 }
 WRAPPERS = {
     "as it is": lambda make: make(RATE),
-    "chain": lambda make: optax.chain(optax.clip(1.0), make(RATE)),
+    "chain": lambda make: optax.chain(optax.scale(2.0), make(RATE)),
     "named_chain": lambda make: optax.named_chain(("ours", make(RATE))),
     "inject_hyperparams": lambda make: optax.inject_hyperparams(make)(RATE),
     "jit": lambda make: optax.GradientTransformationExtraArgs(make(RATE).init, jax.jit(make(RATE).update)),

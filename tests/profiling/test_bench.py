@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import pegprof
+from pegprof.engine import check
 from pegprof.profiling import bench, exchange, memory
 from pegprof.profiling.bench import Bench
 
@@ -90,3 +91,19 @@ def test_what_is_kept_is_of_the_first_step_whether_a_peak_is_taken_or_not(run_fi
     assert with_peak.keys() == without.keys() == {"mean", "second_moment"}
     for name, values in without.items():
         np.testing.assert_allclose(with_peak[name], values)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_check_of_the_examples_says_whether_the_loss_or_the_engine_is_off(monkeypatch, wrong):
+    if wrong:
+        right = check.grad_stats
+        twice = lambda fn: lambda *args: jax.tree.map(lambda x: 2 * x, fn(*args))
+        monkeypatch.setattr(check, "grad_stats", lambda *args, **options: twice(right(*args, **options)))
+    with tempfile.TemporaryFile() as stream:
+        request = {"problem": PROBLEM, "batch": 4, "seed": 0, "file": stream.fileno(), "examples": 4}
+        made, answer = Answer(), Answer()
+        bench.make_arguments(request, made)
+        bench.check_examples(request | {"arguments": made.fields}, answer)
+    assert (answer.fields["ok"], answer.fields["cause"]) == (not wrong, None)
+    fault = "a bug in pegprof: params: mean differs by 0.5 of its norm"
+    assert answer.fields["engine_fault"] == (fault if wrong else None)

@@ -142,7 +142,7 @@ def test_a_method_whose_statistics_differ_fails_and_is_not_timed(clock):
 
 
 def test_where_examples_interact_grad_fails_in_words_but_is_timed_since_the_others_are_compared_with_it(clock):
-    check = {"ok": False, "text": "...", "cause": "BatchNorm; or so"}
+    check = {"ok": False, "text": "...", "cause": "BatchNorm; or so", "engine_fault": None}
     timed = race(Crew(clock, ALL, errors={"grad": 0.5}, check=check))
     assert timed["grad"].failure == (
         "the mean of the examples' gradients is not the gradient of the batch: BatchNorm, or so"
@@ -152,9 +152,36 @@ def test_where_examples_interact_grad_fails_in_words_but_is_timed_since_the_othe
 
 
 def test_without_grad_the_others_say_that_examples_interact(clock):
-    check = {"ok": False, "text": "...", "cause": "BatchNorm"}
+    check = {"ok": False, "text": "...", "cause": "BatchNorm", "engine_fault": None}
     timed = race(Crew(clock, {"vmap": 0.1}, check=check))
     assert (timed["vmap"].failure, len(timed["vmap"].remarks)) == (None, 1)
+
+
+WRONG_ENGINE = {"ok": False, "text": "...", "cause": None, "engine_fault": "a bug in pegprof: w: mean differs"}
+
+
+def test_where_the_engine_is_wrong_surgery_fails_and_grad_does_not(clock):
+    timed = race(Crew(clock, ALL, check=WRONG_ENGINE))
+    assert (timed["surgery"].failure, timed["surgery"].samples_s) == ("a bug in pegprof: w: mean differs", ())
+    assert {(timed[m].failure, len(timed[m].samples_s)) for m in ("grad", "vmap", "microbatch")} == {(None, 3)}
+
+
+def test_grad_that_differs_from_an_engine_that_is_wrong_is_not_to_blame(clock):
+    pair = {"grad": 0.1, "surgery": 0.1}
+    timed = race(Crew(clock, pair, errors={"grad": 0.5}, check=WRONG_ENGINE))
+    assert (timed["surgery"].failure, timed["surgery"].max_rel_error) == ("a bug in pegprof: w: mean differs", 0.5)
+    assert (timed["grad"].failure, timed["grad"].max_rel_error, len(timed["grad"].samples_s)) == (None, None, 3)
+
+
+def test_where_the_engine_and_the_loss_are_wrong_each_row_says_its_own(clock):
+    timed = race(Crew(clock, ALL, check={**WRONG_ENGINE, "cause": "BatchNorm"}))
+    assert timed["surgery"].failure == "a bug in pegprof: w: mean differs"
+    assert timed["grad"].failure.endswith("is not the gradient of the batch: BatchNorm")
+
+
+def test_without_surgery_a_wrong_engine_fails_nobody(clock):
+    timed = race(Crew(clock, {"grad": 0.1, "vmap": 0.1}, check=WRONG_ENGINE))
+    assert {(t.failure, t.remarks) for t in timed.values()} == {(None, ())}
 
 
 def test_the_examples_of_a_slow_model_are_checked_only_if_grad_differs(clock):
