@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="How long to run.")
     parser.add_argument("--seed", type=int, help="Seed of the first program; a fresh one by default.")
     parser.add_argument("--program", type=int, help="Run this program only, counted from 0.")
-    parser.add_argument("--keep", help="Positions of the blocks to keep, as 0,2: a shrunk program.")
+    parser.add_argument("--keep", help="Positions of the blocks to keep, as 0,2 or none: a shrunk program.")
     parser.add_argument("--plain", help="Options of the case to reset to their defaults, as backend,forced.")
     parser.add_argument("--shrink", action=argparse.BooleanOptionalAction, default=True, help="Shrink what fails.")
     options = parser.parse_args(arguments)
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
 def run(options: argparse.Namespace) -> int:
     seed = secrets.randbelow(10**9) if options.seed is None else options.seed
     if options.program is not None:
-        keep = None if options.keep is None else [int(i) for i in options.keep.split(",") if i]
+        keep = None if options.keep is None else [int(i) for i in options.keep.split(",") if i.isdigit()]
         plain = [name for name in (options.plain or "").split(",") if name]
         return replay(seed, options.program, keep=keep, plain=plain)
     session = Session(seed=seed, shrink=options.shrink)

@@ -92,7 +92,7 @@ class Session:
             shrunk, case, plain, wrong = shrink(program, case, wrong, until=time.monotonic() + SHRINK_S)
         shorter = command
         if shrunk.positions != program.positions:
-            shorter += f" --keep {','.join(map(str, shrunk.positions))}"
+            shorter += f" --keep {','.join(map(str, shrunk.positions)) or 'none'}"
         if plain:
             shorter += f" --plain {','.join(plain)}"
         return Failure(number=number, program=shrunk, case=case, wrong=wrong, command=command, shrunk_command=shorter)

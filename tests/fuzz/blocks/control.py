@@ -198,7 +198,7 @@ def inner_gradient(make: Maker, shape: Shape) -> Any:
     """A derivative within the loss: the gradient of an energy, or a product of a Jacobian with a vector."""
     layer, _ = make.parameters_only(shape, shape)
     out = project(make, shape, (1,))
-    kind = make.option("kind", "grad", "jvp")
+    kind = "grad" if "custom_vjp" in layer.text else make.option("kind", "grad", "jvp")
 
     def apply(context: Context, h: Any) -> Any:
         if kind == "grad":

@@ -11,7 +11,7 @@ from tests.fuzz.grammar import Context, Maker, Misfit, Shape, block
 @block(weights=True, chance=2.0)
 def embedding(make: Maker, shape: Shape) -> Any:
     """Rows of a table added or multiplied to the value; an index may lie outside the table."""
-    rows = make.size("rows", 1, 6)
+    rows = make.option("rows", 1, 3, 6, 12)
     mode = make.option("mode", None, "clip", "fill", "wrap")
     ids = make.integers(*shape[:-1], below=rows + (2 if mode in ("clip", "wrap") and make.flag("outside") else 0))
     table = make.weight(rows, shape[-1])
@@ -28,7 +28,7 @@ def embedding(make: Maker, shape: Shape) -> Any:
 @block(weights=True, chance=2.0)
 def tied_embedding(make: Maker, shape: Shape) -> Any:
     """A table that is looked up, and used again as the last product."""
-    rows = make.size("rows", 1, 6)
+    rows = make.option("rows", 1, 3, 6, 9, 12)
     ids, table = make.integers(*shape[:-1], below=rows), make.weight(rows, shape[-1])
     again = make.integers(*shape[:-1], below=rows) if make.flag("two lookups", 0.3) else None
     between = make.weight(shape[-1], shape[-1], fan_in=shape[-1]) if make.flag("a layer between") else None
@@ -125,7 +125,9 @@ def indexed_update(make: Maker, shape: Shape) -> Any:
 
     def apply(context: Context, h: Any) -> Any:
         target = h if base is None else jnp.broadcast_to(base(context), h.shape)
-        new = getattr(target.at[..., ids(context)], by)(updates(context) + 0.1)
+        # jax differentiates a product only where it is told that no place comes twice
+        options = {"unique_indices": True} if by == "multiply" else {}
+        new = getattr(target.at[..., ids(context)], by)(updates(context) + 0.1, **options)
         return new if base is None else h * new
 
     return apply, shape
