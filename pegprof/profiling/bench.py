@@ -43,11 +43,24 @@ def check_examples(request: Request, reporter: Reporter) -> None:
     reporter.update(ok=found.ok, text=str(found), cause=worst.cause if worst else None)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ready:
+    """A program, what it was compiled to, and the structure of the arguments that it was compiled for.
+
+    Trees of a user's classes need not be equal to others that are made in the same way: a static field may hold a
+    lambda. So only leaves are kept from run to run, and each program is given them in its own structure.
+    """
+
+    program: Program
+    compiled: Any
+    structure: Any
+
+
 class Bench:
     """The programs of one process, one for each method, and the arguments that they share."""
 
     def __init__(self) -> None:
-        self._programs: dict[str, tuple[Program, Any]] = {}  # each with what it was compiled to
+        self._programs: dict[str, Ready] = {}
         self._held: tuple[Any, ...] = ()  # the parameters, and with a step the optimizer's state
         self._batch: Any = None
 
@@ -58,8 +71,10 @@ class Bench:
         self._programs.pop(method.name, None)
         start_s = time.perf_counter()
         program = make_program(method, problem, options)
-        compiled = program.jit().lower(*program.abstract_arguments(problem, request["batch"])).compile()
-        self._programs[method.name] = program, compiled
+        arguments = program.abstract_arguments(problem, request["batch"])
+        compiled = program.jit().lower(*arguments).compile()
+        structure = jax.tree.structure(arguments)
+        self._programs[method.name] = Ready(program=program, compiled=compiled, structure=structure)
         reporter.update(compile_s=time.perf_counter() - start_s, **jobs.memory_bytes(compiled))
 
     def load(self, request: Request, reporter: Reporter) -> None:
@@ -68,7 +83,7 @@ class Bench:
         The parameters are read once; before the first of a method's steps they are read again, and its state is made.
         """
         problem, where = jobs.load(request), request["arguments"]
-        program, _ = self._programs[request["method"]]
+        program = self._programs[request["method"]].program
         self._batch = None
         if program.optimizer or not self._held:
             self._held = ()
@@ -117,12 +132,13 @@ class Bench:
         memory.wait_until_given_back(held_bytes)
 
     def _time(self, method: str) -> tuple[Any, float]:
-        program, compiled = self._programs[method]
+        ready = self._programs[method]
+        arguments = jax.tree.unflatten(ready.structure, jax.tree.leaves((*self._held, self._batch)))
         start_s = time.perf_counter()
-        result = jax.block_until_ready(compiled(*self._held, self._batch))
+        result = jax.block_until_ready(ready.compiled(*arguments))
         time_s = time.perf_counter() - start_s
-        self._held = program.held_after(self._held, result)
-        return program.statistics(result), time_s
+        self._held = ready.program.held_after(self._held, result)
+        return ready.program.statistics(result), time_s
 
 
 def _compare(stats: dict[str, Any], kept: dict[str, Any], file: int) -> float | None:

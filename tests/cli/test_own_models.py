@@ -97,3 +97,44 @@ def test_a_dtype_that_a_users_model_has_no_option_for_is_an_error_that_names_it(
     assert (done.returncode, done.stdout) == (2, "")
     assert "models.py" in done.stderr
     assert "unknown option 'dtype'" in done.stderr
+
+
+OWN_CLASSES = """\
+import dataclasses
+import typing
+import jax
+import jax.numpy as jnp
+import pegprof
+
+
+class Dense(typing.NamedTuple):
+    w: jax.Array
+    b: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Block:
+    dense: Dense
+    activation: typing.Callable = dataclasses.field(metadata={"static": True})
+
+
+def init(key):
+    return Block(Dense(jax.random.normal(key, (4, 3)), jnp.zeros(3)), activation=lambda x: jnp.tanh(x))
+
+
+def loss(block, x):
+    return jnp.mean(block.activation(x @ block.dense.w + block.dense.b) ** 2)
+
+
+model = pegprof.Problem(name="own", init=init, loss=loss, batch=lambda key, B: jax.random.normal(key, (B, 4)))
+"""
+
+
+def test_parameters_may_be_of_a_class_that_the_file_defines(pegprof_in):
+    (pegprof_in.folder / "own.py").write_text(OWN_CLASSES)
+    done = pegprof_in("run", "own.py:model", "--batch", "4", "--runs", "1", "--export-csv", "-", "--quiet")
+    assert (done.returncode, done.stderr[:500]) == (0, "")
+    for row in rows_of(done.stdout).values():
+        assert (row["status"], row["evidence"]) == ("ok", "measured")
+    assert float(rows_of(done.stdout)["surgery"]["max_rel_error"]) < 1e-3

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import typing
 from pathlib import Path
 
 import jax
@@ -96,6 +97,21 @@ def test_a_problem_that_children_cannot_import_is_measured_in_this_process():
     assert by_method(result)["surgery"].max_rel_error < 1e-5
     assert result.complete
     assert Result.from_json(result.to_json()) == result
+
+
+def test_parameters_whose_class_is_another_at_each_call_are_measured_too():
+    """As of a module with a static field that is a lambda: no two of its trees are equal."""
+
+    def init(key):
+        class Block(typing.NamedTuple):
+            w: jax.Array
+
+        return Block(jax.random.normal(key, (8, 4)))
+
+    problem = dataclasses.replace(notebook_problem(lambda block, x: jnp.mean((x @ block.w) ** 2)), init=init)
+    for step in (None, "micro_adam"):
+        result = pegprof.profile(problem, batch=4, runs=1, methods=("grad", "surgery"), step=step)
+        assert [(row.status, row.evidence) for row in result.rows] == 2 * [("ok", "measured")], result
 
 
 def test_what_goes_wrong_in_this_process_fails_alone_too():
