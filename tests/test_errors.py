@@ -18,7 +18,7 @@ from pegprof.errors import LONGEST, first_line
         ("a function that must\nreturn a number.\n\nHere it is", "ValueError: a function that must return a number."),
         ("axes 1,\n2,\nand 3 are wrong\nSee also", "ValueError: axes 1, 2, and 3 are wrong"),
         ("One. " + 80 * "Two " + "end.", "ValueError: One."),
-        (80 * "word ", "ValueError: " + (56 * "word ") + "word ..."),
+        (80 * "word ", "ValueError: " + 55 * "word " + "word ..."),
     ],
 )
 def test_the_first_line_is_quoted_to_the_end_of_its_sentence(message, quoted):

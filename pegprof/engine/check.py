@@ -43,27 +43,41 @@ class ExampleCheck:
     findings: tuple[Finding, ...]
     unvaried: tuple[str, ...]  # leaves of the batch that are the same in all the examples compared
     examples: int
+    nonfinite: tuple[str, ...] = ()  # parameters with entries that are NaN or infinite on both sides
+    compared: bool = True  # whether there was a finite number to compare
 
     @property
     def ok(self) -> bool:
         return not self.findings
 
     def __str__(self) -> str:
-        if self.ok:
+        if not self.compared:
+            gradients = f"the gradients of {self.examples} examples"
+            lines = [f"Nothing could be compared: {gradients} are NaN or infinite in every entry."]
+        elif self.ok:
             lines = [f"The mean of {self.examples} per-example gradients is the gradient of the batch."]
         else:
             worst = sorted(self.findings, key=lambda f: -f.relative_difference)
             lines = [
                 f"The mean of {self.examples} per-example gradients is not the gradient of the batch.",
-                *(f"  {f.parameter}: they differ by {f.relative_difference:.2g} of its norm" for f in worst[:8]),
+                *(f"  {f.parameter}: {_how_far(f)}" for f in worst[:8]),
                 *([f"  and {len(worst) - 8} more parameters"] if len(worst) > 8 else []),
                 f"Likely cause: {worst[0].cause}",
             ]
+        if self.nonfinite and self.compared:
+            names = ", ".join(self.nonfinite)
+            lines.append(f"Both are NaN or infinite in some entries, which says nothing about those: {names}.")
         if self.unvaried:
             lines.append(
                 f"The same in all examples, so that a dependence on it could not show: {', '.join(self.unvaried)}."
             )
         return "\n".join(lines)
+
+
+def _how_far(finding: Finding) -> str:
+    if np.isinf(finding.relative_difference):
+        return "one of them is NaN or infinite where the other is not"
+    return f"they differ by {finding.relative_difference:.2g} of its norm"
 
 
 def check_examples(
@@ -112,7 +126,14 @@ def check_examples(
     off = _differences(mean, plain, _tolerance(program))
     cause = _likely_cause(program, few, roles, mean, plain) if off else ""
     findings = tuple(Finding(parameter=name, relative_difference=d, cause=cause) for name, d in off.items())
-    return ExampleCheck(findings=findings, unvaried=unvaried, examples=n)
+    alike = {name: _alike_but_no_numbers(*pair) for name, pair in _pairs(mean, plain).items()}
+    return ExampleCheck(
+        findings=findings,
+        unvaried=unvaried,
+        examples=n,
+        nonfinite=tuple(name for name, entries in alike.items() if np.any(entries)),
+        compared=not all(np.all(entries) for entries in alike.values()),
+    )
 
 
 def _whole_batch_loss(loss: Loss, args: Sequence[Any], roles: Roles) -> Callable[..., Any] | None:
@@ -150,17 +171,37 @@ def _tolerance(program: ClosedJaxpr) -> float:
 def _differences(mean: Any, plain: Any, tolerance: float) -> dict[str, float]:
     """The parameters whose two gradients differ, and by how much of their norm.
 
-    A gradient that is nearly nothing beside the others' is compared with those, or rounding would be a finding.
+    A gradient that is nearly nothing beside the others' is compared with those, or rounding would be a finding. NaN
+    against NaN is no difference, nor is an infinity against itself; against a number each is an infinite one.
     """
-    pairs = list(zip(jax.tree.leaves(mean), jax.tree.leaves(plain), strict=True))
-    pairs = [(np.asarray(a, np.float64), np.asarray(b, np.float64)) for a, b in pairs]
-    floor = 1e-3 * max((np.linalg.norm(b) for _, b in pairs), default=0.0)
+    pairs = _pairs(mean, plain)
+    floor = 1e-3 * max((_norm(b) for _, b in pairs.values()), default=0.0)
     found = {}
-    for name, (a, b) in zip(parameter_names(plain), pairs, strict=True):
-        scale = max(np.linalg.norm(a), np.linalg.norm(b), floor)
-        if scale and np.linalg.norm(a - b) > tolerance * scale:
-            found[name] = float(np.linalg.norm(a - b) / scale)
+    for name, (a, b) in pairs.items():
+        with np.errstate(invalid="ignore"):
+            apart = np.where(_alike_but_no_numbers(a, b), 0.0, a - b)
+        scale = max(_norm(a), _norm(b), floor)
+        if not np.all(np.isfinite(apart)):
+            found[name] = np.inf
+        elif scale and np.linalg.norm(apart) > tolerance * scale:
+            found[name] = float(np.linalg.norm(apart) / scale)
     return found
+
+
+def _pairs(mean: Any, plain: Any) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """The two gradients of each parameter."""
+    leaves = zip(parameter_names(plain), jax.tree.leaves(mean), jax.tree.leaves(plain), strict=True)
+    return {name: (np.asarray(a, np.float64), np.asarray(b, np.float64)) for name, a, b in leaves}
+
+
+def _alike_but_no_numbers(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Which entries are both NaN, or the same infinity."""
+    return (np.isnan(a) & np.isnan(b)) | (np.isinf(a) & (a == b))
+
+
+def _norm(x: np.ndarray) -> float:
+    """Of the entries that are numbers."""
+    return float(np.linalg.norm(np.where(np.isfinite(x), x, 0.0)))
 
 
 def _likely_cause(program: ClosedJaxpr, args: Sequence[Any], roles: Roles, mean: Any, plain: Any) -> str:

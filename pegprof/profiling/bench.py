@@ -7,12 +7,14 @@ are compared; what comes after is the clock alone.
 """
 
 import dataclasses
+import math
 import time
 from typing import Any
 
 import jax
 
 import pegprof
+from pegprof.engine.trace import parameter_names
 from pegprof.profiling import agreement, exchange, jobs, memory, methods
 from pegprof.profiling.child import Reporter
 from pegprof.profiling.jobs import Request
@@ -34,13 +36,20 @@ def make_arguments(request: Request, reporter: Reporter) -> None:
 
 
 def check_examples(request: Request, reporter: Reporter) -> None:
-    """Whether the examples of a batch leave each other alone: as ``pegprof.check_examples``, in words."""
+    """Whether the examples of a batch leave each other alone: as ``pegprof.check_examples``, in words.
+
+    Reports ``loss`` too, in words, where it is no finite number.
+    """
     problem = jobs.load(request)
     params = _load(request["file"], request["arguments"]["params"], problem.abstract_params())
     batch = _load(request["file"], request["arguments"]["batch"], problem.abstract_batch(2), first=request["examples"])
     found = pegprof.check_examples(problem.loss, params, batch, keep_batch_dim=problem.keep_batch_dim)
     worst = max(found.findings, key=lambda finding: finding.relative_difference, default=None)
     reporter.update(ok=found.ok, text=str(found), cause=worst.cause if worst else None)
+    value = float(jax.jit(problem.loss)(params, batch))
+    if not math.isfinite(value):
+        what = "NaN" if math.isnan(value) else "infinite"
+        reporter.update(loss=f"the loss of {request['examples']} examples is {what}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,7 +110,8 @@ class Bench:
 
         With ``rewarm`` there is one more run before those, which does not count; with ``measure_peak`` the memory that
         it took is reported too, of a second run if it is a short one; with ``keep`` where in the file its statistics
-        are now; with ``compare_with``, which is what another method kept, the largest relative error.
+        are now; with ``compare_with``, which is what another method kept, the largest relative error; with
+        ``find_nonfinite`` which of its statistics are no finite numbers, in words, "" if all are.
         """
         method, held_bytes = request["method"], memory.resident_bytes()
         times_s: list[float] = []
@@ -125,6 +135,9 @@ class Bench:
                 reporter.update(not_kept=str(error))
         if kept := request.get("compare_with"):
             reporter.update(max_rel_error=_compare(stats, kept, request["file"]))
+        if request.get("find_nonfinite"):
+            found = agreement.find_nonfinite(stats, parameter_names(self._held[0]))
+            reporter.update(nonfinite=str(found) if found else "")
         del stats
         if request.get("measure_peak") and after is None and time_s <= SHORT_S:
             _, again_bytes = memory.measure_host_peak(lambda: self._time(method)[1])

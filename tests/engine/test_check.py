@@ -115,3 +115,35 @@ def test_a_batch_that_is_counted_from_the_end_is_the_batch():
     W, x = _arrays((3, 4), (6, 3))
     loss = lambda W, x: jnp.sum(jnp.tanh(x @ W))
     assert check_examples(loss, W, x, batch_argnums=-1) == check_examples(loss, W, x)
+
+
+# What is no number.
+
+
+def _root(w, x):
+    return jnp.mean(jnp.sqrt(x @ w["w"])) + jnp.mean(x) * w["b"] ** 2
+
+
+def test_gradients_that_are_no_numbers_on_both_sides_are_no_finding_but_are_said():
+    report = check_examples(_root, {"w": -jnp.ones(3), "b": jnp.ones(())}, 1 + jnp.arange(12.0).reshape(4, 3))
+    assert (report.ok, report.nonfinite) == (True, ("w",))
+    assert str(report).splitlines() == [
+        "The mean of 4 per-example gradients is the gradient of the batch.",
+        "Both are NaN or infinite in some entries, which says nothing about those: w.",
+    ]
+
+
+def test_where_no_entry_is_a_number_nothing_is_said_to_be_equal():
+    report = check_examples(lambda w, x: jnp.mean(jnp.sqrt(x @ w)), -jnp.ones(3), 1 + jnp.arange(12.0).reshape(4, 3))
+    assert (report.ok, report.nonfinite) == (True, ("params",))
+    assert str(report) == "Nothing could be compared: the gradients of 4 examples are NaN or infinite in every entry."
+
+
+def test_not_a_number_against_a_number_is_a_finding():
+    def loss(w, x):
+        return jnp.mean(x @ w / jnp.std(x @ w))  # of one example: 0
+
+    report = check_examples(loss, jnp.array([1.0, 2.0, 4.0]), 1 + jnp.arange(12.0).reshape(4, 3))
+    assert not report.ok
+    assert report.findings[0].relative_difference == float("inf")
+    assert "  params: one of them is NaN or infinite where the other is not" in str(report)

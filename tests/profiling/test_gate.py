@@ -143,6 +143,11 @@ def test_a_ceiling_on_what_is_not_known_is_a_failure_but_for_times_that_nobody_a
     assert "surgery max time_ratio" not in changes(UNTIMED, ceilings={"time_ratio": 1.0})
 
 
+@pytest.mark.parametrize("error", [None, float("nan"), float("inf")])
+def test_an_error_that_is_no_number_is_below_no_ceiling(error):
+    assert "surgery max max_rel_error" in failures(with_surgery(max_rel_error=error), ceilings={"max_rel_error": 0.1})
+
+
 def test_a_ceiling_on_the_time_of_one_method_that_has_none_where_others_do_is_a_failure():
     assert "surgery max time_ratio" in failures(with_surgery(time_ratio=None), ceilings={"time_ratio": 1.0})
 

@@ -62,6 +62,37 @@ def test_examples_that_interact_are_a_disagreement_said_in_words():
     assert result.exit_code == ExitCode.UNMEASURED
 
 
+def nan_everywhere(w, x):
+    return jnp.mean(jnp.sqrt(-1.0 - (x @ w) ** 2))
+
+
+def nan_alone(w, x):
+    """As with a standard deviation over the batch: of one example it is 0, and its gradient is not a number."""
+    return nan_everywhere(w, x) if x.shape[0] == 1 else jnp.mean((x @ w) ** 2)
+
+
+def test_gradients_that_are_not_numbers_have_no_error_and_that_is_said():
+    result = pegprof.profile(notebook_problem(nan_everywhere), batch=4, runs=3)
+    for row in result.rows:
+        assert (row.status, row.max_rel_error) == ("ok", None)
+        assert "NaN in the statistics" in row.reason.split("; ")
+        assert "the loss of 4 examples is NaN" in row.reason.split("; ")
+        assert ("not verified: no finite number to compare" in row.reason) == (row.method != "microbatch")
+    assert result.exit_code == ExitCode.OK
+    assert Result.from_json(result.to_json()) == result
+
+
+def test_not_a_number_by_one_method_alone_is_a_disagreement():
+    result = pegprof.profile(notebook_problem(nan_alone), batch=4, methods=("grad", "vmap"), runs=3)
+    rows = by_method(result)
+    assert (rows["grad"].status, rows["grad"].max_rel_error) == ("failed", float("inf"))
+    assert "is not the gradient of the batch" in rows["grad"].reason
+    assert rows["vmap"].status == "ok"
+    assert "NaN in the statistics" in rows["vmap"].reason.split("; ")
+    assert result.exit_code == ExitCode.UNMEASURED
+    assert Result.from_json(result.to_json()) == result
+
+
 @pytest.mark.parametrize(
     ("name", "words"), [("raises", "RuntimeError: this loss never works"), ("not_a_scalar", "not a scalar")]
 )
