@@ -126,7 +126,7 @@ def _compare_status(at: _Place, before: Row, after: Row) -> Iterator[Change]:
 def _compare_exact(at: _Place, before: Row, after: Row, metrics: Sequence[str]) -> Iterator[Change]:
     for metric in metrics:
         old, new = getattr(before, metric), getattr(after, metric)
-        if old is None:
+        if old is None or (old == 0 and metric == "activation_bytes_per_example"):  # 0 was unknown to older versions
             continue
         show = format_count if metric == "flops" else format_bytes
         if new is None:
