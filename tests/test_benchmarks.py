@@ -304,7 +304,7 @@ def test_zoo_verdicts_writes_the_verdict_or_why_there_is_none(linear, tmp_path):
     assert (first["model"], first["parameters"], first["dominates"], first["by_the_rule"]) == (
         "linear",
         "8",
-        "parameters" if int(first["activation_bytes_per_example"]) < 32 else "activations",
+        "parameters" if int(first["activation_bytes_per_example"] or 0) < 32 else "activations",
         "parameters",  # T = 1, D = 2
     )
     assert float(first["vmap_peak_ratio"]) > 0
