@@ -95,7 +95,12 @@ def forces_and_energies(draw, B):
         predicted, gradient = jax.value_and_grad(energy)(example["r"])
         return jnp.square(predicted - example["energy"]) + jnp.mean(jnp.square(gradient + example["forces"]))
 
-    params = {"widths": draw.positive(4), "centres": draw.positive(4), "W": draw(4, 5, scale=0.3), "v": draw(5, scale=0.3)}
+    params = {
+        "widths": draw.positive(4),
+        "centres": draw.positive(4),
+        "W": draw(4, 5, scale=0.3),
+        "v": draw(5, scale=0.3),
+    }
     return _mean_of(one), params, {"r": draw(B, 3, 2), "energy": draw(B), "forces": draw(B, 3, 2)}
 
 
