@@ -82,7 +82,7 @@ def root_by_newton(draw, B):
 
         return score(lax.custom_root(residual, jnp.zeros(3, x.dtype), newton, tangent_solve))
 
-    return _mean_of(one), {"W": draw(3, 3), "U": draw(3, 4)}, draw(B, 4)
+    return _mean_of(one), {"W": draw(3, 3, scale=0.5), "U": draw(3, 4)}, draw(B, 4)
 
 
 @program()

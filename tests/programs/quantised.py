@@ -134,15 +134,6 @@ def bare_eight_bit_floats_both_ways(draw, B):
 
 
 @program(keep_batch_dim=False)
-def bare_weight_gradients_rounded_to_eight_bits(draw, B):
-    def loss(p, x):  # what is rounded is the gradient of the example: a sum over its positions
-        W, V = (_rounding_gradients(p[name], jnp.float8_e4m3fn) for name in ("W", "V"))
-        return score(jnp.tanh(x @ W) @ V)
-
-    return loss, {"W": draw(3, 4), "V": draw(4, 2)}, draw(B, 5, 3)
-
-
-@program(keep_batch_dim=False)
 def bare_weights_of_reduced_precision(draw, B):
     def loss(p, x):  # the derivative of reduce_precision reduces the precision of the gradient too
         W, V = (lax.reduce_precision(p[name], exponent_bits=5, mantissa_bits=6) for name in ("W", "V"))

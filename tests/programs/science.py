@@ -93,9 +93,14 @@ def forces_and_energies(draw, B):
             return jnp.sum(jnp.tanh(jnp.sum(features, axis=1) @ p["W"]) @ p["v"])
 
         predicted, gradient = jax.value_and_grad(energy)(example["r"])
-        return jnp.square(predicted - example["energy"]) + 5.0 * jnp.mean(jnp.square(gradient + example["forces"]))
+        return jnp.square(predicted - example["energy"]) + jnp.mean(jnp.square(gradient + example["forces"]))
 
-    params = {"widths": draw.positive(4), "centres": draw.positive(4), "W": draw(4, 5), "v": draw(5)}
+    params = {
+        "widths": draw.positive(4),
+        "centres": draw.positive(4),
+        "W": draw(4, 5, scale=0.3),
+        "v": draw(5, scale=0.3),
+    }
     return _mean_of(one), params, {"r": draw(B, 3, 2), "energy": draw(B), "forces": draw(B, 3, 2)}
 
 
