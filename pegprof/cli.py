@@ -501,3 +501,4 @@ def experiment(
     for finding in outcome.findings:
         print(f"{finding.verdict}: {finding.claim}\n    {finding.measured}")
     _say(f"{outcome.done} of {outcome.planned} runs; wrote {outcome.page}")
+    outcome.require_all()

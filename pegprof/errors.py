@@ -6,7 +6,8 @@ Only ``cli.py`` prints it; in Python it reads as an ordinary exception.
 
 import difflib
 import enum
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 
 
 class ExitCode(enum.IntEnum):
@@ -37,14 +38,48 @@ class PegprofError(Exception):
         super().__init__("\n".join([*lines, f"hint: {hint}"] if hint else lines))
 
 
+LONGEST = 300  # of what is quoted of an exception
+
+
 def first_line(error: BaseException) -> str:
-    """The type of an exception and its first line: XLA's and JAX's messages go on for pages.
+    """The type of an exception and the first line of its message, to the end of its sentence.
+
+    XLA's and JAX's messages go on for pages. A line that ends with a colon or a comma, or that the next one continues
+    in small letters, is not the end of a sentence. What is too long ends with its last whole sentence, or with "...".
 
     >>> first_line(ValueError("no such axis\\nThe stack trace below ..."))
     'ValueError: no such axis'
+    >>> first_line(TypeError("The trees differ, at:\\n    * a, which is a list\\n    * b"))
+    'TypeError: The trees differ, at: a, which is a list'
     """
-    lines = str(error).strip().splitlines()
-    return ": ".join([type(error).__name__, *lines[:1]])[:300]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    words = " ".join(_first_sentences(lines))
+    return _shorten(f"{type(error).__name__}: {words}" if words else type(error).__name__)
+
+
+def _first_sentences(lines: list[str]) -> Iterator[str]:
+    before = ""
+    for line in lines:
+        goes_on = before.endswith((":", ",")) or (line[0].islower() and not before.endswith((".", "!", "?")))
+        if before and not goes_on:
+            return
+        yield line.removeprefix("* ") if before else line
+        before = line
+
+
+def _shorten(text: str) -> str:
+    """
+    >>> _shorten("One. " + "Two " * 100), _shorten("one " * 100)[-12:]
+    ('One.', ' one one ...')
+    """
+    if len(text) <= LONGEST:
+        return text
+    sentences = list(re.finditer(r"[.!?](?=\s)", text[: LONGEST + 1]))
+    if sentences:
+        return text[: sentences[-1].end()]
+    cut = text[: LONGEST - 4]
+    words = cut.rpartition(" ")[0]
+    return f"{words if len(words) > LONGEST // 2 else cut} ..."
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

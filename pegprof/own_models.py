@@ -11,9 +11,11 @@ A name may hold
 import ast
 import dataclasses
 import importlib
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint
@@ -133,18 +135,48 @@ def _call(fn: Callable[..., Any], name: str, given: Mapping[str, Any], *, where:
     return dataclasses.replace(problem, options={**defaults, **options, **problem.options})
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Executed:
+    """A user's file that was executed: its text then, and the module that came of it."""
+
+    text: bytes
+    module: ModuleType
+
+
+_EXECUTED: dict[Path, _Executed] = {}
+"""By resolved path. A file is executed once in a process, or each class in it would be several, none equal to another.
+A file whose text has changed since, as in a notebook, is executed again."""
+
+
 def _import_file(file: Path) -> ModuleType:
     """Runs a file as ``python file.py`` would find it: its own folder comes first on the path."""
     if not file.is_file():
         raise PegprofError(f"there is no file {str(file)!r}")
     _put_on_path(file.parent)
-    name = f"pegprof_user_{file.stem}"  # a prefix, so that a user's optax.py does not become optax
-    spec = importlib.util.spec_from_file_location(name, file.resolve())
-    assert spec is not None  # the name ends with .py
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    path, text = file.resolve(), file.read_bytes()
+    before = _EXECUTED.pop(path, None)  # what raises is not kept
+    module = before.module if before and before.text == text else _execute(path, text)
+    _EXECUTED[path] = _Executed(text=text, module=module)
     return module
+
+
+def _execute(path: Path, text: bytes) -> ModuleType:
+    """The module that a text makes; compiled from it, since Python's own cache takes edits by their time and size."""
+    name = _module_name(path)
+    loader = importlib.machinery.SourceFileLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None  # there is a loader
+    code = loader.source_to_code(text, str(path))
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    exec(code, vars(module))
+    return module
+
+
+def _module_name(path: Path) -> str:
+    """A name that no other file has: by the name of its module a class is found again."""
+    name = f"pegprof_user_{path.stem}"  # a prefix, so that a user's optax.py does not become optax
+    numbered = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(2)))
+    return next(n for n in numbered if n not in sys.modules or getattr(sys.modules[n], "__file__", "") == str(path))
 
 
 def _import_module(name: str) -> ModuleType:

@@ -16,6 +16,7 @@ import pegprof
 from pegprof.checking import check_problem
 from pegprof.errors import PegprofError
 from pegprof.user_code import home_of
+from tests.waiting import LIMIT_S
 
 B = 4
 EXAMPLE = {"x": np.zeros(3, np.float32), "label": 4}
@@ -94,7 +95,7 @@ for problem in (
     assert jax.eval_shape(problem.loss, problem.abstract_params(), problem.abstract_batch(4)).shape == ()
 """
     environment = {"JAX_PLATFORMS": "no_such_platform", "PYTHONPATH": ":".join(sys.path)}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=LIMIT_S, env=environment)
 
 
 def test_a_loss_may_call_several_methods_and_each_creates_its_parameters():

@@ -23,6 +23,7 @@ from pegprof.errors import PegprofError
 from pegprof.problem import Problem, load_problem, zoo_names
 from tests.engine.cases import ALL_STATISTICS
 from tests.oracles import Truth, assert_stats_agree, loop_stats, quick_jit
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.usefixtures("no_rank_promotion")
 
@@ -228,7 +229,7 @@ def test_the_whole_zoo_can_be_inspected_without_a_device():
     """
     root = Path(__file__).parent.parent
     environment = {**os.environ, "JAX_PLATFORMS": "no_such_platform"}
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=root, env=environment)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=LIMIT_S, cwd=root, env=environment)
 
 
 # What every zoo model promises.

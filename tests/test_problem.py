@@ -12,6 +12,7 @@ import pytest
 from pegprof.errors import ExitCode, PegprofError
 from pegprof.problem import Problem, load_problem, zoo_names
 from tests import packages
+from tests.waiting import LIMIT_S
 
 MODEL = """
     import jax.numpy as jnp
@@ -80,7 +81,8 @@ def line_of(file, text: str) -> int:
 
 def run_python(code: str, **environment: str) -> None:
     root = Path(__file__).parent.parent
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=root, env={**os.environ, **environment})
+    env = {**os.environ, **environment}
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=LIMIT_S, cwd=root, env=env)
 
 
 # What is found.
@@ -179,6 +181,84 @@ def test_what_a_users_file_prints_goes_to_stderr(tmp_path, capsys):
     load_problem(f"{file}:linear")
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "hello\n")
+
+
+# A file is executed once.
+
+BLOCK = """
+    import typing
+    import jax.numpy as jnp
+    from pegprof import Problem
+
+    class Block(typing.NamedTuple):
+        w: typing.Any
+
+    made = Problem(
+        name="{name}",
+        init=lambda key: Block(jnp.zeros(3)),
+        loss=lambda block, x: jnp.mean(x @ block.w),
+        batch=lambda key, B: jnp.ones((B, 3)),
+    )
+"""
+
+
+def write_block(file: Path, name: str) -> Path:
+    file.write_text(textwrap.dedent(BLOCK).format(name=name))
+    return file
+
+
+def class_of_params(problem: Problem) -> type:
+    return type(problem.abstract_params())
+
+
+def test_a_file_is_executed_once_so_that_its_classes_stay_the_same(model_file, monkeypatch):
+    write_block(model_file, "first")
+    monkeypatch.chdir(model_file.parent)
+    specs = [f"{model_file}:made", "my_model.py:made", f"./{model_file.parent.name}/../my_model.py:made"]
+    (model_file.parent / model_file.parent.name).mkdir()
+    assert len({class_of_params(load_problem(spec)) for spec in specs}) == 1
+
+
+def test_a_file_that_was_edited_is_executed_again(model_file):
+    before = load_problem(f"{write_block(model_file, 'first')}:made")
+    times = model_file.stat()
+    write_block(model_file, "other")  # as long as before
+    os.utime(model_file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    after = load_problem(f"{model_file}:made")
+    assert (before.name, after.name) == ("first", "other")
+    assert class_of_params(before) is not class_of_params(after)
+
+
+def test_a_file_that_raised_is_executed_again(model_file):
+    marker = model_file.with_name("ready")
+    text = f"from pathlib import Path\nPath({str(marker)!r}).read_text()\n{textwrap.dedent(MODEL)}"
+    model_file.write_text(text)
+    for _ in range(2):
+        assert_refused(f"{model_file}:linear", {}, "my_model.py:2: FileNotFoundError")
+    marker.touch()
+    assert load_problem(f"{model_file}:linear").name == "linear"
+
+
+def test_an_edit_that_does_not_run_is_an_error_and_not_what_was_there_before(model_file):
+    spec = f"{write_block(model_file, 'first')}:made"
+    load_problem(spec)
+    model_file.write_text("made = (\n")
+    assert_refused(spec, {}, "my_model.py:1: syntax error: '(' was never closed")
+    write_block(model_file, "first")
+    assert load_problem(spec).name == "first"
+
+
+def test_two_files_of_the_same_name_are_two_modules(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    problems = []
+    for folder in ("a", "b", "a"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        problems.append(load_problem(f"{write_block(tmp_path / folder / 'same_name.py', folder)}:made"))
+    assert [problem.name for problem in problems] == ["a", "b", "a"]
+    first, other, again = map(class_of_params, problems)
+    assert first is again is not other
+    for made in (first, other):  # as pickle finds it
+        assert sys.modules[made.__module__].Block is made
 
 
 # What other packages offer.

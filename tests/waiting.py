@@ -14,7 +14,10 @@ from typing import Any, TypeVar
 import psutil
 
 LIMIT_S = 900.0
-"""For what takes a minute at most on an idle core: enough for a machine ten times slower. Only a hang reaches it."""
+"""For what takes a minute at most on an idle core: enough for a machine ten times slower. Only a hang reaches it.
+
+The limits of a whole test, in ``pyproject.toml``, are longer: who waits in vain here can still say for what.
+"""
 
 LOOK_S = 0.02
 

@@ -47,6 +47,7 @@ class Finding:
     relative_difference: float  # infinite where either gradient has entries that are not finite
     cause: str
     what: str = ""  # how the two gradients differ, in words
+    comparable: bool = True  # False where neither gradient is finite, which says nothing about the examples
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,6 +78,12 @@ class ExampleCheck:
     def cause(self) -> str:
         """The likely cause of the worst finding about the loss."""
         return _worst_first(self.findings)[0].cause if self.findings else ""
+
+    @property
+    def interaction(self) -> str:
+        """The likely cause of the worst finding where the two gradients could be compared: they are not the same."""
+        comparable = _worst_first([finding for finding in self.findings if finding.comparable])
+        return comparable[0].cause if comparable else ""
 
     @property
     def engine_fault(self) -> str:
@@ -208,6 +215,7 @@ def _check(loss: Loss, args: Sequence[Any], roles: Roles, n: int) -> ExampleChec
             relative_difference=d.relative,
             cause=cause(d.kind),
             what=_in_words(d, compared=whole is not None),
+            comparable=d.kind != "both",
         )
         for name, d in off.items()
     )

@@ -1,9 +1,11 @@
 """Runs an experiment: each run once, a file for each that is finished, then tables, figures and a page.
 
 What is stopped goes on where it was: a file is read instead of measured if its settings and the version of pegprof are
-those of the run. After the time limit no run begins, and the page says how many there are of how many.
+those of the run. After the time limit no run begins, and the page says how many there are of how many. A run whose
+process dies is named there with the reason; the others go on.
 """
 
+import contextlib
 import csv
 import dataclasses
 import importlib.util
@@ -11,14 +13,14 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pegprof
 from pegprof.errors import ExitCode, PegprofError
 from pegprof.experiments.base import Experiment, Finding, Run, Tables
-from pegprof.experiments.workers import measure_side_by_side
+from pegprof.experiments.workers import HINT, Lost, measure_side_by_side
 from pegprof.profiling.progress import Talk
 from pegprof.profiling.units import format_duration
 
@@ -27,12 +29,18 @@ FULL_LIMIT_S, QUICK_LIMIT_S = 85 * 60.0, 4 * 60.0  # no run begins after this; t
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What an experiment came to, and where it is written."""
+    """What an experiment came to, and where it is written. ``lost`` has the runs whose process died, and why."""
 
     findings: Sequence[Finding]
     done: int
     planned: int
     page: Path
+    lost: Mapping[str, str]
+
+    def require_all(self) -> None:
+        """Raises PegprofError if a run was lost."""
+        if self.lost:
+            raise _lost_error(self.lost)
 
 
 def run_experiment(
@@ -57,7 +65,9 @@ def run_experiment(
     require_packages(experiment)
     clock = _Clock(now_s=now_s, start_s=now_s(), limit_s=QUICK_LIMIT_S if quick else FULL_LIMIT_S)
     count = (workers or os.cpu_count() or 1) if experiment.side_by_side else 1
-    runs, found = _measure_all(experiment, folder / "runs", quick=quick, clock=clock, talk=talk, workers=count)
+    runs, found, lost = _measure_all(experiment, folder / "runs", quick=quick, clock=clock, talk=talk, workers=count)
+    if lost and not found:
+        raise _lost_error(lost)
     if not found:
         raise PegprofError("the time limit came before a single run was finished", exit_code=ExitCode.TIME_LIMIT)
     merged = _merge(runs, found)
@@ -68,11 +78,15 @@ def run_experiment(
         _save_figure(figure, folder / name)
     findings = experiment.judge(merged)
     page = folder / "README.md"
-    page.write_text(
-        render_page(experiment, findings, list(merged), list(figures), done=len(found), planned=len(runs), quick=quick),
-        encoding="utf-8",
-    )
-    return Outcome(findings=findings, done=len(found), planned=len(runs), page=page)
+    outcome = Outcome(findings=findings, done=len(found), planned=len(runs), page=page, lost=lost)
+    page.write_text(render_page(experiment, outcome, list(merged), list(figures), quick=quick), encoding="utf-8")
+    return outcome
+
+
+def _lost_error(lost: Mapping[str, str]) -> PegprofError:
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in lost.items())
+    what = f"{len(lost)} {'run is' if len(lost) == 1 else 'runs are'} not measured: {reasons}"
+    return PegprofError(what, hint=HINT, exit_code=ExitCode.UNMEASURED)
 
 
 def require_packages(experiment: Experiment) -> None:
@@ -109,32 +123,41 @@ class _Clock:
 
 def _measure_all(
     experiment: Experiment, folder: Path, *, quick: bool, clock: _Clock, talk: Talk, workers: int
-) -> tuple[Sequence[Run], dict[str, Tables]]:
-    """All runs that are wanted, and the tables of those that are done, from their files or by running them."""
+) -> tuple[Sequence[Run], dict[str, Tables], dict[str, str]]:
+    """All runs that are wanted, the tables of those that are done, from their files or by running them; and why those
+    are not done whose process died."""
     folder.mkdir(parents=True, exist_ok=True)
     runs: Sequence[Run] = ()
     found: dict[str, Tables] = {}
+    lost: dict[str, str] = {}
     while True:
         runs = experiment.make_runs(quick, _merge(runs, found))
         wanted = [run for run in runs if run.name not in found]
         if not wanted:
-            return runs, found
+            return runs, found, lost
         on_file = {run.name: tables for run in wanted if (tables := _read_run(run, folder)) is not None}
         if on_file:
             talk(f"{len(on_file)} of {len(runs)} runs are on file")
             found |= on_file
         missing = [run for run in wanted if run.name not in found]
-        for run, tables, time_s in _measure(experiment, missing, clock=clock, talk=talk, workers=workers):
-            found[run.name] = tables
-            _write_run(run, tables, time_s, folder)
-        if left := [run for run in runs if run.name not in found]:
+        measuring = _measure(experiment, missing, clock=clock, talk=talk, workers=workers)
+        with contextlib.closing(measuring):  # whatever goes wrong here, no process is left
+            for run, came, time_s in measuring:
+                if isinstance(came, Lost):
+                    lost[run.name] = came.reason
+                    talk(f"the run {run.name} is lost: {came.reason}")
+                else:
+                    found[run.name] = came
+                    _write_run(run, came, time_s, folder)
+        if left := [run for run in runs if run.name not in found and run.name not in lost]:
             talk(f"{len(left)} runs are left out: the time is up; the same command goes on with them")
-            return runs, found
+        if left or lost:
+            return runs, found, lost
 
 
 def _measure(
     experiment: Experiment, missing: Sequence[Run], *, clock: _Clock, talk: Talk, workers: int
-) -> Iterator[tuple[Run, Tables, float]]:
+) -> Generator[tuple[Run, Tables | Lost, float]]:
     """Each run with its tables and the time it took, as long as there is time to begin another."""
     begun_s: dict[str, float] = {}
 
@@ -147,10 +170,11 @@ def _measure(
         return True
 
     here = ((run, experiment.measure(run)) for run in itertools.takewhile(may_begin, missing))
-    elsewhere = measure_side_by_side(experiment.name, missing, workers=workers, may_begin=may_begin)
-    for run, tables in here if workers == 1 else elsewhere:
-        clock.measured += 1
-        yield run, tables, clock.now_s() - begun_s[run.name]
+    elsewhere = measure_side_by_side(experiment.measure, missing, workers=workers, may_begin=may_begin)
+    with contextlib.closing(elsewhere):
+        for run, tables in here if workers == 1 else elsewhere:
+            clock.measured += not isinstance(tables, Lost)
+            yield run, tables, clock.now_s() - begun_s[run.name]
 
 
 def _read_run(run: Run, folder: Path) -> Tables | None:
@@ -195,27 +219,21 @@ def _save_figure(figure: Any, stem: Path) -> None:
 
 
 def render_page(
-    experiment: Experiment,
-    findings: Sequence[Finding],
-    tables: Sequence[str],
-    figures: Sequence[str],
-    *,
-    done: int,
-    planned: int,
-    quick: bool,
+    experiment: Experiment, outcome: Outcome, tables: Sequence[str], figures: Sequence[str], *, quick: bool
 ) -> str:
-    """The page of an experiment: what it is, what it found, what it looks like."""
+    """The page of an experiment: what it is, what it found, what it looks like; and which runs are lost."""
     command = f"pegprof experiment {experiment.name}{' --quick' if quick else ''}"
     lines = [
         f"# {experiment.title}",
         "",
-        f"By `{command}`, {done} of {planned} runs.",
+        f"By `{command}`, {outcome.done} of {outcome.planned} runs.",
+        *(f"Not measured: `{name}`, because its process died or hung: {why}." for name, why in outcome.lost.items()),
         *(["This is the quick version: a look, no evidence."] if quick else []),
         "",
         *(line for paragraph in experiment.about for line in (paragraph, "")),
         "| what the paper says | what was measured here | |",
         "|---|---|---|",
-        *(f"| {finding.claim} | {finding.measured} | {finding.verdict} |" for finding in findings),
+        *(f"| {finding.claim} | {finding.measured} | {finding.verdict} |" for finding in outcome.findings),
         "",
         *(line for name in figures for line in (f"![{name}]({name}.png)", "")),
         f"The numbers: {', '.join(f'[{name}.csv]({name}.csv)' for name in tables)}.",

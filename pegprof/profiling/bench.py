@@ -7,12 +7,14 @@ are compared; what comes after is the clock alone.
 """
 
 import dataclasses
+import math
 import time
 from typing import Any
 
 import jax
 
 import pegprof
+from pegprof.engine.trace import parameter_names
 from pegprof.profiling import agreement, exchange, jobs, memory, methods
 from pegprof.profiling.child import Reporter
 from pegprof.profiling.jobs import Request
@@ -34,19 +36,41 @@ def make_arguments(request: Request, reporter: Reporter) -> None:
 
 
 def check_examples(request: Request, reporter: Reporter) -> None:
-    """Whether examples leave each other alone, and whether the engine is right: ``pegprof.check_examples`` in words."""
+    """Whether examples leave each other alone, and whether the engine is right: ``pegprof.check_examples`` in words.
+
+    Reports ``loss`` too, in words, where it is no finite number.
+    """
     problem = jobs.load(request)
     params = _load(request["file"], request["arguments"]["params"], problem.abstract_params())
     batch = _load(request["file"], request["arguments"]["batch"], problem.abstract_batch(2), first=request["examples"])
     found = pegprof.check_examples(problem.loss, params, batch, keep_batch_dim=problem.keep_batch_dim)
-    reporter.update(ok=found.ok, text=str(found), cause=found.cause or None, engine_fault=found.engine_fault or None)
+    reporter.update(
+        ok=found.ok, text=str(found), cause=found.interaction or None, engine_fault=found.engine_fault or None
+    )
+    value = float(jax.jit(problem.loss)(params, batch))
+    if not math.isfinite(value):
+        what = "NaN" if math.isnan(value) else "infinite"
+        reporter.update(loss=f"the loss of {request['examples']} examples is {what}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ready:
+    """A program, what it was compiled to, and the structure of the arguments that it was compiled for.
+
+    Trees of a user's classes need not be equal to others that are made in the same way: a static field may hold a
+    lambda. So only leaves are kept from run to run, and each program is given them in its own structure.
+    """
+
+    program: Program
+    compiled: Any
+    structure: Any
 
 
 class Bench:
     """The programs of one process, one for each method, and the arguments that they share."""
 
     def __init__(self) -> None:
-        self._programs: dict[str, tuple[Program, Any]] = {}  # each with what it was compiled to
+        self._programs: dict[str, Ready] = {}
         self._held: tuple[Any, ...] = ()  # the parameters, and with a step the optimizer's state
         self._batch: Any = None
 
@@ -57,8 +81,10 @@ class Bench:
         self._programs.pop(method.name, None)
         start_s = time.perf_counter()
         program = make_program(method, problem, options)
-        compiled = program.jit().lower(*program.abstract_arguments(problem, request["batch"])).compile()
-        self._programs[method.name] = program, compiled
+        arguments = program.abstract_arguments(problem, request["batch"])
+        compiled = program.jit().lower(*arguments).compile()
+        structure = jax.tree.structure(arguments)
+        self._programs[method.name] = Ready(program=program, compiled=compiled, structure=structure)
         reporter.update(compile_s=time.perf_counter() - start_s, **jobs.memory_bytes(compiled))
 
     def load(self, request: Request, reporter: Reporter) -> None:
@@ -67,7 +93,7 @@ class Bench:
         The parameters are read once; before the first of a method's steps they are read again, and its state is made.
         """
         problem, where = jobs.load(request), request["arguments"]
-        program, _ = self._programs[request["method"]]
+        program = self._programs[request["method"]].program
         self._batch = None
         if program.optimizer or not self._held:
             self._held = ()
@@ -85,7 +111,8 @@ class Bench:
 
         With ``rewarm`` there is one more run before those, which does not count; with ``measure_peak`` the memory that
         it took is reported too, of a second run if it is a short one; with ``keep`` where in the file its statistics
-        are now; with ``compare_with``, which is what another method kept, the largest relative error.
+        are now; with ``compare_with``, which is what another method kept, the largest relative error; with
+        ``find_nonfinite`` which of its statistics are no finite numbers, in words, "" if all are.
         """
         method, held_bytes = request["method"], memory.resident_bytes()
         times_s: list[float] = []
@@ -109,6 +136,9 @@ class Bench:
                 reporter.update(not_kept=str(error))
         if kept := request.get("compare_with"):
             reporter.update(max_rel_error=_compare(stats, kept, request["file"]))
+        if request.get("find_nonfinite"):
+            found = agreement.find_nonfinite(stats, parameter_names(self._held[0]))
+            reporter.update(nonfinite=str(found) if found else "")
         del stats
         if request.get("measure_peak") and after is None and time_s <= SHORT_S:
             _, again_bytes = memory.measure_host_peak(lambda: self._time(method)[1])
@@ -116,12 +146,13 @@ class Bench:
         memory.wait_until_given_back(held_bytes)
 
     def _time(self, method: str) -> tuple[Any, float]:
-        program, compiled = self._programs[method]
+        ready = self._programs[method]
+        arguments = jax.tree.unflatten(ready.structure, jax.tree.leaves((*self._held, self._batch)))
         start_s = time.perf_counter()
-        result = jax.block_until_ready(compiled(*self._held, self._batch))
+        result = jax.block_until_ready(ready.compiled(*arguments))
         time_s = time.perf_counter() - start_s
-        self._held = program.held_after(self._held, result)
-        return program.statistics(result), time_s
+        self._held = ready.program.held_after(self._held, result)
+        return ready.program.statistics(result), time_s
 
 
 def _compare(stats: dict[str, Any], kept: dict[str, Any], file: int) -> float | None:

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pegprof.errors import PegprofError, first_line
 
@@ -36,15 +36,24 @@ Job = Callable[[dict[str, Any], Reporter], None]
 
 
 def main() -> None:
+    serve(Jobs().find)
+
+
+def serve(find: Callable[[str], Job]) -> NoReturn:
+    """Does the jobs that the parent asks for, one after the other, until it goes away.
+
+    Args:
+      find: the function that does a job, by its name; what it raises is told like what a job raises.
+    """
     parent = Connection(int(sys.argv[1]))
+    os.set_inheritable(parent.fileno(), False)  # a program that a job starts shall not keep the socket open
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(parent, requests), daemon=True).start()
     _volunteer_when_memory_runs_out()
-    jobs = Jobs()
     while True:
         request, reporter = requests.get(), Reporter(parent)
         try:
-            jobs.find(request["job"])(request, reporter)
+            find(request["job"])(request, reporter)
         except PegprofError as error:
             traceback.print_exc()  # for --debug
             reporter.update(

@@ -126,7 +126,7 @@ def _compare_status(at: _Place, before: Row, after: Row) -> Iterator[Change]:
 def _compare_exact(at: _Place, before: Row, after: Row, metrics: Sequence[str]) -> Iterator[Change]:
     for metric in metrics:
         old, new = getattr(before, metric), getattr(after, metric)
-        if old is None:
+        if old is None or (old == 0 and metric == "activation_bytes_per_example"):  # 0 was unknown to older versions
             continue
         show = format_count if metric == "flops" else format_bytes
         if new is None:
@@ -148,7 +148,7 @@ def _compare_ceilings(at: _Place, after: Row, timed: bool) -> Iterator[Change]:
             continue  # nobody asked for it; ``check_limits`` has said so
         if value is None:
             yield at.change(f"max {column}", most, None, "lost", f"{column} may be {most:g} at most, and is not known")
-        elif value > most:
+        elif not value <= most:  # nor is NaN
             yield at.change(f"max {column}", most, value, "worse", f"{column} is {value:.4g}; the most is {most:g}")
         else:
             yield at.change(f"max {column}", most, value, "same", f"{column} is {value:.4g}, at most {most:g}")

@@ -40,7 +40,7 @@ def _where(result: Result) -> str:
 def explain_verdict(verdict: Verdict) -> Iterator[str]:
     """What dominates by XLA's figure, by the trace and by the paper's rule."""
     yield str(verdict)
-    if verdict.trace_says is not None:
+    if verdict.trace_says is not None and verdict.xla_says is not None:
         traced = format_bytes(verdict.traced_bytes_per_example)
         if verdict.trace_says == verdict.activations_dominate:
             yield f"The trace counts {traced}, and agrees."
@@ -49,7 +49,9 @@ def explain_verdict(verdict: Verdict) -> Iterator[str]:
             yield f"The trace disagrees: it counts {traced}; XLA {why}."
     if verdict.rule_share is not None:
         share = f"T ≥ D for {_percent(verdict.rule_share)} of the parameters in matrices"
-        if verdict.rule_says == verdict.activations_dominate:
+        if verdict.activations_dominate is None:
+            yield f"By the paper's rule {'activations' if verdict.rule_says else 'parameters'} dominate: {share}."
+        elif verdict.rule_says == verdict.activations_dominate:
             yield f"The paper's rule agrees: {share}."
         else:
             blind_to = "what is recomputed or fused" if verdict.rule_says else "what attention, norms and the like keep"
@@ -69,12 +71,16 @@ def explain_batch(rows: Sequence[Row], verdict: Verdict | None, *, where: str = 
 
 def _explain_vmap(vmap: Row, verdict: Verdict) -> str:
     gradients = format_bytes(vmap.batch * verdict.parameter_bytes)
-    activations = format_bytes(vmap.batch * verdict.activation_bytes_per_example)
-    if verdict.activations_dominate:
-        room = f"could live where {activations} of activations have died"
+    formed = f"the gradients of {vmap.batch} examples, {gradients},"
+    if not verdict.activation_bytes_per_example:
+        sentence = f"vmap: it forms {formed} and takes {_cost(vmap)}"
     else:
-        room = f"are more than the {activations} of activations leave room for"
-    sentence = f"vmap: the gradients of {vmap.batch} examples, {gradients}, {room}; it takes {_cost(vmap)}"
+        activations = format_bytes(vmap.batch * verdict.activation_bytes_per_example)
+        if verdict.activations_dominate:
+            room = f"could live where {activations} of activations have died"
+        else:
+            room = f"are more than the {activations} of activations leave room for"
+        sentence = f"vmap: {formed} {room}; it takes {_cost(vmap)}"
     if vmap.time_ratio is not None:
         sentence += f" (the paper: about {format_ratio(PAPER_VMAP_TIME_RATIO)} ×, {PAPER_VMAP_TIME_RATIO - 1:.0%} more)"
     return f"{sentence}."

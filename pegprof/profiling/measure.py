@@ -412,7 +412,7 @@ class Session:
         if not (timed.time_s and timed.iqr_s and timed.iqr_s > UNSTEADY * timed.time_s):
             return ""
         advice = "close other programs"
-        if timed.remarks:  # the time limit was short
+        if any("time limit" in remark for remark in timed.remarks):
             advice += ", or give it a longer --time-limit"
         else:
             advice += f", or ask for more than --runs {len(timed.samples_s)}"

@@ -3,18 +3,23 @@
 Requests and answers are JSON on a socket of their own, never on stdout: a user's model may print. An answer comes in
 parts as the work goes on, so that a child that is killed leaves what it had. When the parent goes away the socket ends,
 and so does the child; whatever was printed is in a file that has no name. So nothing is left, however either ends.
+
+No wait is without end. A child that dies is noticed within ``POLL_S``, even if a process of its own holds the socket
+open; one that stops in the middle of a message is given up after ``STALLED_S``.
 """
 
 import contextlib
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.connection import Pipe
+from collections.abc import Callable, Collection, Mapping, Sequence
+from multiprocessing.connection import Pipe, wait
 from typing import Any, Protocol
 
 from pegprof.errors import ExitCode, PegprofError
@@ -22,6 +27,8 @@ from pegprof.profiling.progress import Talk
 
 POLL_S = 0.2
 LAST_BREATH_S = 10.0  # for a child that has closed its socket
+BURIAL_S = 60.0  # for the kernel to end a child that was killed; a driver that hangs can keep it for ever
+STALLED_S = 120  # without a byte in the middle of a message
 
 Watch = Callable[[], str | None]
 """Is asked again and again while a child works; what it returns is why the child must be stopped."""
@@ -65,16 +72,26 @@ class Child:
       environment: variables on top of this process's own.
       talk: is told of the child's progress, and with ``debug`` all that it prints.
       files: descriptors of open files that the child shall have too, by the same numbers.
+      module: what it runs, as a program: something that ends in ``child.serve``.
     """
 
-    def __init__(self, environment: Mapping[str, str], *, talk: Talk, files: Sequence[int] = (), debug: bool = False):
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        *,
+        talk: Talk,
+        files: Sequence[int] = (),
+        debug: bool = False,
+        module: str = "pegprof.profiling.child",
+    ):
         self._talk, self._debug = talk, debug
         self._taken_bytes, self._ended = 0, False
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115  (closed by close)
         self._socket, theirs = Pipe()
+        _limit_stalls(self._socket.fileno())
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pegprof.profiling.child", str(theirs.fileno())],
+                [sys.executable, "-m", module, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._printed,
                 stderr=subprocess.STDOUT,
@@ -135,6 +152,8 @@ class Child:
                 answer |= part
                 if progress := part.get("progress"):
                     self._talk.doing(progress, expected_s=part.get("expected_s"))
+            elif not self.alive and not self._socket.poll():
+                raise EOFError  # which a process of the child's own can keep from us: it may have the socket too
             elif left_s <= 0:
                 raise OutOfTime(f"stopped after {limit_s:.0f} s", answer=answer, output=self._take_output())
             elif watch and (reason := watch()):
@@ -155,7 +174,8 @@ class Child:
         if not self._ended:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=BURIAL_S)
             self._ended = True  # from now on the number may be another's
 
     def close(self) -> None:
@@ -179,7 +199,22 @@ def run_child(
         return child.receive(limit_s=limit_s)
 
 
-def _cause_of_death(returncode: int) -> str:
+def wait_for_any(children: Collection[Child]) -> list[Child]:
+    """Those who have begun to answer, or have died; none if that takes longer than ``POLL_S``."""
+    talking = wait([child._socket for child in children], POLL_S)
+    return [child for child in children if child._socket in talking or not child.alive]
+
+
+def _limit_stalls(descriptor: int) -> None:
+    """No read or write of a socket shall wait longer than ``STALLED_S`` for the next byte; that is an OSError then."""
+    with socket.socket(fileno=os.dup(descriptor)) as same:
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            same.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", STALLED_S, 0))
+
+
+def _cause_of_death(returncode: int | None) -> str:
+    if returncode is None:
+        return "killed, and the kernel does not let it go"
     if returncode == -signal.SIGKILL:
         return "killed by SIGKILL, as the system does when memory runs out"
     if returncode < 0:

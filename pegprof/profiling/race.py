@@ -93,6 +93,7 @@ class Lane:
     first_s: float | None = None
     samples_s: list[float] = dataclasses.field(default_factory=list)
     max_rel_error: float | None = None
+    nonfinite: str = ""  # what of its statistics is no finite number, in words
     peak: Peak | None = None
     ending: Mapping[str, str] = dataclasses.field(default_factory=dict)  # which of Timed's three, and why
     racing: bool = True

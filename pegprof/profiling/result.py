@@ -1,6 +1,7 @@
 """Result: the one record that every report reads. It knows nothing of how it was measured or how it is shown."""
 
 import dataclasses
+import html
 import itertools
 import json
 from collections.abc import Iterator, Mapping
@@ -240,6 +241,10 @@ class Result:
         from pegprof.profiling.terminal import render_terminal
 
         return render_terminal(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of a result that is the last line of a cell: the same text."""
+        return f'<pre style="white-space: pre">{html.escape(str(self), quote=False)}</pre>'
 
 
 _SAMPLES = Mapping[int, Mapping[str, tuple[float, ...]]]

@@ -34,10 +34,17 @@ class Column:
 
 
 def make_console(width: int, color: bool) -> "Console":
-    """One that writes to a text."""
+    """One that writes to a text, in a notebook too, where rich would write to the cell."""
     from rich.console import Console
 
-    return Console(file=io.StringIO(), width=width, force_terminal=color, no_color=not color, highlight=False)
+    return Console(
+        file=io.StringIO(),
+        width=width,
+        force_terminal=color,
+        force_jupyter=False,
+        no_color=not color,
+        highlight=False,
+    )
 
 
 def text_of(console: "Console") -> str:

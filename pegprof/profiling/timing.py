@@ -8,6 +8,7 @@ long is out of the race, with the reason; the others go on. ``timed`` tells at a
 """
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -36,6 +37,8 @@ CHECK_SETUP_S = 5.0  # what that takes beside compiling and running
 CHECK_PROGRAMS = 3  # of the batch, of one example at a time, and the engine's
 EXAMPLES = 4  # that it looks at
 
+UNVERIFIED = "not verified: no finite number to compare"
+
 
 class Timing:
     """One race.
@@ -62,6 +65,7 @@ class Timing:
             self._set_up(probe)
             self._run_first(compare=self._terms.tolerance is not None)
             if self._terms.tolerance is not None:
+                self._warn_of_nonfinite()
                 self._check_examples(probe)
             self._go_to_common_batch(probe)
             self._run_rounds()
@@ -157,7 +161,7 @@ class Timing:
 
     def _run_first(self, *, compare: bool) -> None:
         """The first run of each method at the batch that it is compiled for."""
-        reference: tuple[str, Any] | None = None
+        reference: tuple[Lane, Any] | None = None
         for lane in self._racing():
             program = self._crew.programs[lane.method]
             self._talk.doing(f"running {lane.method} at batch {program.batch}", kind=f"a run at {program.batch}")
@@ -168,22 +172,33 @@ class Timing:
                     measure_peak=self._terms.measure_peaks and not self._crew.shared,
                     keep=compare and not reference and len(self._racing()) > 1,
                     compare_with=reference[1] if compare and reference else None,
+                    find_nonfinite=compare,
                 )
             except (ChildFailure, NoRoom, PegprofError) as error:
                 self._end_by(lane, error)
                 continue
             lane.batch, lane.first_s, lane.samples_s = program.batch, answer["times_s"][0], []
             self._keep_peak(lane, answer)
+            if nonfinite := answer.get("nonfinite"):
+                lane.nonfinite = nonfinite
+                lane.remarks.append(nonfinite)
             if "kept" in answer:
-                reference = lane.method, answer["kept"]
+                reference = lane, answer["kept"]
             if not_kept := answer.get("not_kept"):
                 compare = False
                 self._remark(f"statistics not compared: {not_kept}")
-            if answer.get("max_rel_error") is not None and reference:
+            if "max_rel_error" in answer and reference:
                 self._judge_error(lane, answer["max_rel_error"], reference[0])
             self._tell_changed()
         if reference:
             self._crew.forget_statistics()
+
+    def _warn_of_nonfinite(self) -> None:
+        """Says aloud what is no finite number, and what could not be compared for that; each once, with all methods."""
+        for remark in dict.fromkeys([*(lane.nonfinite for lane in self._lanes), UNVERIFIED]):
+            methods = [lane.method for lane in self._lanes if remark in lane.remarks]
+            if methods:
+                self._talk(f"warning: {remark} ({', '.join(methods)})")
 
     def _remark(self, text: str) -> None:
         for lane in self._racing():
@@ -198,13 +213,15 @@ class Timing:
         elif device_bytes is not None:
             lane.peak = Peak(batch=program.batch, xla_bytes=program.peak_bytes, device_bytes=device_bytes)
 
-    def _judge_error(self, lane: Lane, error: float, reference: str) -> None:
+    def _judge_error(self, lane: Lane, error: float | None, reference: Lane) -> None:
         """A method that is wrong is out of the race. ``grad`` stays: the others' times are compared with its own."""
         lane.max_rel_error = error
         assert self._terms.tolerance is not None
-        if error <= self._terms.tolerance:
+        if error is None and lane.nonfinite:
+            lane.remarks.append(UNVERIFIED)
+        if error is None or error <= self._terms.tolerance:
             return
-        reason = f"its statistics differ from those of {reference} by {error:.1e} of their scale"
+        reason = _disagreement(lane, error, reference)
         if lane.method == "grad":
             lane.ending = {"failure": f"{reason}: the examples of a batch interact"}
         else:
@@ -231,6 +248,9 @@ class Timing:
         except (ChildFailure, PegprofError, NoRoom) as failure:
             self._remark(f"examples not checked: {failure}")
             return
+        if loss := answer.get("loss"):
+            self._remark(loss)
+            self._talk(f"warning: {loss}")
         if answer["ok"]:
             return
         self._talk(answer["text"])
@@ -366,6 +386,16 @@ class Timing:
                 self._keep_peak(lane, self._crew.run_afresh(lane.method))
             except (ChildFailure, NoRoom) as error:
                 lane.remarks.append(f"its peak of memory was not measured: {error}")
+
+
+def _disagreement(lane: Lane, error: float, reference: Lane) -> str:
+    """Why the statistics of a method are not those of another, in words."""
+    if math.isfinite(error):
+        return f"its statistics differ from those of {reference.method} by {error:.1e} of their scale"
+    if lane.nonfinite and reference.nonfinite:
+        return f"its statistics and those of {reference.method} are NaN or infinite in different places"
+    mine, others = ("NaN or infinite", "finite") if lane.nonfinite else ("finite", "NaN or infinite")
+    return f"its statistics are {mine} where those of {reference.method} are {others}"
 
 
 def last_lines(output: str, count: int = 15) -> str:

@@ -97,3 +97,71 @@ def test_a_dtype_that_a_users_model_has_no_option_for_is_an_error_that_names_it(
     assert (done.returncode, done.stdout) == (2, "")
     assert "models.py" in done.stderr
     assert "unknown option 'dtype'" in done.stderr
+
+
+OWN_CLASSES = """\
+import dataclasses
+import typing
+import jax
+import jax.numpy as jnp
+import pegprof
+
+
+class Dense(typing.NamedTuple):
+    w: jax.Array
+    b: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Block:
+    dense: Dense
+    activation: typing.Callable = dataclasses.field(metadata={"static": True})
+
+
+def init(key):
+    return Block(Dense(jax.random.normal(key, (4, 3)), jnp.zeros(3)), activation=lambda x: jnp.tanh(x))
+
+
+def loss(block, x):
+    return jnp.mean(block.activation(x @ block.dense.w + block.dense.b) ** 2)
+
+
+model = pegprof.Problem(name="own", init=init, loss=loss, batch=lambda key, B: jax.random.normal(key, (B, 4)))
+"""
+
+
+def test_parameters_may_be_of_a_class_that_the_file_defines(pegprof_in):
+    (pegprof_in.folder / "own.py").write_text(OWN_CLASSES)
+    done = pegprof_in("run", "own.py:model", "--batch", "4", "--runs", "1", "--export-csv", "-", "--quiet")
+    assert (done.returncode, done.stderr[:500]) == (0, "")
+    for row in rows_of(done.stdout).values():
+        assert (row["status"], row["evidence"]) == ("ok", "measured")
+    assert float(rows_of(done.stdout)["surgery"]["max_rel_error"]) < 1e-3
+
+
+NOT_A_NUMBER = (
+    MODEL
+    + """\
+def root(w, x):
+    return jnp.mean(jnp.sqrt(-jnp.abs(x @ w["w"]))) + jnp.mean(x**2) * w["b"] ** 2
+
+nan = model(init=lambda key: {"w": jnp.ones(3), "b": jnp.ones(())}, loss=root)
+"""
+)
+
+
+def test_a_loss_and_gradients_that_are_not_numbers_are_said_and_nothing_is_called_right(pegprof_in):
+    (pegprof_in.folder / "mine.py").write_text(NOT_A_NUMBER)
+    run = ["run", "mine.py:nan", "--batch", "4", "--methods", "grad,surgery", "--runs", "3"]
+    done = pegprof_in(*run, "--export-json", "nan.json", "--export-csv", "nan.csv")
+    words = "NaN in the statistics of 1 of 2 parameters: w"
+    assert done.returncode == 0, done.stderr
+    assert f"\nwarning: {words} (surgery, grad)\n" in done.stderr
+    assert "\nwarning: the loss of 4 examples is NaN\n" in done.stderr
+    assert f"\nall: {words}; the loss of 4 examples is NaN" in done.stdout
+    rows = rows_of((pegprof_in.folder / "nan.csv").read_text())
+    assert float(rows["grad"]["max_rel_error"]) < 1e-3  # of b, which is a number
+    assert all(row["status"] == "ok" and words in row["reason"] for row in rows.values())
+    shown = pegprof_in("compare", "nan.json", "nan.json")
+    assert shown.returncode == 0, shown.stderr

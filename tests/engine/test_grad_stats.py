@@ -464,7 +464,8 @@ def test_a_program_that_cannot_be_batched_rounds_no_more_than_one_that_can():
         return jax.pure_callback(lambda v: np.asarray(v), jax.ShapeDtypeStruct(x.shape, x.dtype), x, **options)
 
     def loss(w, x, batchable):
-        return jnp.mean(jnp.sum((unchanged(x, batchable=batchable) @ w).astype(jnp.float32), axis=(-1, -2)))
+        y = (unchanged(x, batchable=batchable) @ w).astype(jnp.float32)
+        return jnp.mean(jnp.sum(jnp.sin(y), axis=(-1, -2)))
 
     alone, together = (grad_stats(functools.partial(loss, batchable=b))(w, x) for b in (False, True))
     assert make_plan(functools.partial(loss, batchable=False), w, x).one_at_a_time

@@ -2,7 +2,8 @@
 
 import dataclasses
 import json
-import multiprocessing
+import os
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -13,8 +14,8 @@ from pegprof.errors import ExitCode, PegprofError
 from pegprof.experiments.base import Experiment, Finding, Run
 from pegprof.experiments.figures import make_panels, style
 from pegprof.experiments.runner import FULL_LIMIT_S, run_experiment
-from pegprof.experiments.workers import measure_side_by_side
 from pegprof.profiling.progress import Silence
+from tests.experiments.deadly import make_run, measure
 
 
 def draw(tables):
@@ -141,39 +142,61 @@ def test_what_the_first_runs_found_says_what_the_next_are(tmp_path):
     assert again.measured == []
 
 
-@pytest.mark.slow
-def test_runs_side_by_side_give_what_they_give_one_by_one():
-    pytest.importorskip("sklearn", reason="pip install -e '.[experiments]'")
-    experiment = experiments.load_experiment("sign-placement")
-    runs = [run for run in experiment.make_runs(True, {}) if run.name.startswith("digits")][:2]
-    begun = []
+class Mortal(Counted):
+    """Runs side by side; the processes of the deadly ones die, unless a file is there."""
 
-    def may_begin(run):
-        begun.append(run.name)
-        return True
+    def __init__(self, folder, *, names=("r0", "r1", "r2"), deadly=("r1",)):
+        super().__init__()
+        self.file = folder / "alive"
+        does = {name: "die_unless" if name in deadly else "finish" for name in names}
+        runs = [make_run(name, **{does[name]: str(self.file)}) for name in names]
+        self.experiment = dataclasses.replace(
+            self.experiment, side_by_side=True, measure=measure, make_runs=lambda quick, tables: runs
+        )
 
-    short = [dataclasses.replace(run, settings={**run.settings, "steps": 2}) for run in runs]
-    found = {
-        run.name: tables for run, tables in measure_side_by_side(experiment.name, short, workers=2, may_begin=may_begin)
-    }
-    assert begun == [run.name for run in short]
-    assert found.keys() == {run.name for run in short}
-    alone = experiment.measure(short[0])["training"][0]
-    assert found[short[0].name]["training"][0]["held_out_loss"] == pytest.approx(alone["held_out_loss"], rel=1e-4)
+    def run(self, folder):
+        return run_experiment(self.experiment, folder, quick=False, talk=Silence(), workers=2)
 
 
-def test_when_nobody_may_begin_nothing_is_measured():
-    runs = [Run(name="r", settings={})]
-    assert list(measure_side_by_side("adam-preconditioner", runs, workers=2, may_begin=lambda run: False)) == []
+@pytest.fixture
+def tests_can_be_imported(monkeypatch):
+    root = Path(__file__).parents[2]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")])))
 
 
-def test_a_process_that_is_killed_is_said_and_not_waited_for():
-    def may_begin(run):
-        for child in multiprocessing.active_children():  # the one that has the first run
-            child.kill()
-        return True
+def test_a_run_whose_process_dies_is_named_on_the_page_and_measured_by_the_same_command(
+    tmp_path, tests_can_be_imported
+):
+    first = Mortal(tmp_path)
+    outcome = first.run(tmp_path)
+    reason = "killed by SIGKILL, as the system does when memory runs out"
+    assert (outcome.done, outcome.planned, outcome.lost) == (2, 3, {"r1": reason})
+    assert f"2 of 3 runs.\nNot measured: `r1`, because its process died or hung: {reason}." in outcome.page.read_text()
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["r0.json", "r2.json"]
+    kept = (tmp_path / "runs" / "r0.json").read_text()
+    with pytest.raises(PegprofError, match=f"1 run is not measured: r1: {reason}\n.*enough memory"):
+        outcome.require_all()
+    first.file.touch()
+    again = first.run(tmp_path)
+    assert (again.done, again.lost) == (3, {})
+    again.require_all()
+    assert "Not measured" not in again.page.read_text()
+    assert (tmp_path / "runs" / "r0.json").read_text() == kept
 
-    runs = [Run(name=name, settings={}) for name in ("first", "second")]
-    with pytest.raises(PegprofError, match="a process that measured a run was killed") as caught:
-        list(measure_side_by_side("sign-placement", runs, workers=2, may_begin=may_begin))
+
+def test_where_all_runs_are_lost_there_is_no_page_and_no_talk_of_a_time_limit(tmp_path, tests_can_be_imported):
+    with pytest.raises(PegprofError, match="2 runs are not measured: ") as caught:
+        Mortal(tmp_path, names=("r0", "r1"), deadly=("r0", "r1")).run(tmp_path)
     assert caught.value.exit_code == ExitCode.UNMEASURED
+    assert not (tmp_path / "README.md").exists()
+
+
+def test_the_command_shows_what_there_is_and_fails_when_a_run_is_lost(tmp_path, monkeypatch, tests_can_be_imported):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(experiments, "load_experiment", lambda name: Mortal(tmp_path).experiment)
+    result = CliRunner().invoke(app, ["experiment", "counted", "--out", str(tmp_path)])
+    assert result.stdout == "agrees: they count\n    2\n"
+    assert "the run r1 is lost: killed by SIGKILL" in result.stderr
+    assert f"2 of 3 runs; wrote {tmp_path / 'README.md'}" in result.stderr
+    assert isinstance(result.exception, PegprofError)
+    assert result.exception.exit_code == ExitCode.UNMEASURED

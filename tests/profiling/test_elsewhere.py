@@ -249,3 +249,17 @@ def test_a_wheel_that_is_missing_is_the_install_line_and_exit_code_3(tmp_path, m
     assert f"error: the compiler for {target} is not installed\nhint: {remedy}" in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+@needs_compilers
+def test_where_a_compiler_keeps_nothing_of_a_small_model_in_memory_the_trace_decides():
+    settings = {"targets": ("tpu-v5e",), "methods": ("grad",), "batch": 4, "time": False}
+    result = pegprof.profile(FINE, **settings)
+    (row,) = result.rows
+    assert (row.activation_bytes_per_example, row.activations_dominate) == (None, False)
+    assert result.verdict.traced_bytes_per_example > 0
+    text = " ".join(str(result).split())
+    assert "Parameters dominate, by the trace: it counts 36 B of activations for one example" in text
+    assert "XLA's figure for tpu-v5e cannot tell" in text
+    assert "0 B of activations" not in text
+    assert pegprof.Result.from_json(result.to_json()) == result

@@ -143,6 +143,22 @@ def test_a_ceiling_on_what_is_not_known_is_a_failure_but_for_times_that_nobody_a
     assert "surgery max time_ratio" not in changes(UNTIMED, ceilings={"time_ratio": 1.0})
 
 
+@pytest.mark.parametrize(("before", "after", "lost"), [(0, None, False), (0, 64, False), (64, None, True)])
+def test_activations_of_nothing_in_an_older_baseline_were_unknown_and_are_not_missed(before, after, lost):
+    old, new = (
+        dataclasses.replace(
+            BASELINE, rows=tuple(dataclasses.replace(row, activation_bytes_per_example=size) for row in BASELINE.rows)
+        )
+        for size in (before, after)
+    )
+    assert bool(failures(new, before=old)) == lost
+
+
+@pytest.mark.parametrize("error", [None, float("nan"), float("inf")])
+def test_an_error_that_is_no_number_is_below_no_ceiling(error):
+    assert "surgery max max_rel_error" in failures(with_surgery(max_rel_error=error), ceilings={"max_rel_error": 0.1})
+
+
 def test_a_ceiling_on_the_time_of_one_method_that_has_none_where_others_do_is_a_failure():
     assert "surgery max time_ratio" in failures(with_surgery(time_ratio=None), ceilings={"time_ratio": 1.0})
 

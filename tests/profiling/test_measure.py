@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import typing
 from pathlib import Path
 
 import jax
@@ -61,6 +62,37 @@ def test_examples_that_interact_are_a_disagreement_said_in_words():
     assert result.exit_code == ExitCode.UNMEASURED
 
 
+def nan_everywhere(w, x):
+    return jnp.mean(jnp.sqrt(-1.0 - (x @ w) ** 2))
+
+
+def nan_alone(w, x):
+    """As with a standard deviation over the batch: of one example it is 0, and its gradient is not a number."""
+    return nan_everywhere(w, x) if x.shape[0] == 1 else jnp.mean((x @ w) ** 2)
+
+
+def test_gradients_that_are_not_numbers_have_no_error_and_that_is_said():
+    result = pegprof.profile(notebook_problem(nan_everywhere), batch=4, runs=3)
+    for row in result.rows:
+        assert (row.status, row.max_rel_error) == ("ok", None)
+        assert "NaN in the statistics" in row.reason.split("; ")
+        assert "the loss of 4 examples is NaN" in row.reason.split("; ")
+        assert ("not verified: no finite number to compare" in row.reason) == (row.method != "microbatch")
+    assert result.exit_code == ExitCode.OK
+    assert Result.from_json(result.to_json()) == result
+
+
+def test_not_a_number_by_one_method_alone_is_a_disagreement():
+    result = pegprof.profile(notebook_problem(nan_alone), batch=4, methods=("grad", "vmap"), runs=3)
+    rows = by_method(result)
+    assert (rows["grad"].status, rows["grad"].max_rel_error) == ("failed", float("inf"))
+    assert "is not the gradient of the batch" in rows["grad"].reason
+    assert rows["vmap"].status == "ok"
+    assert "NaN in the statistics" in rows["vmap"].reason.split("; ")
+    assert result.exit_code == ExitCode.UNMEASURED
+    assert Result.from_json(result.to_json()) == result
+
+
 @pytest.mark.parametrize(
     ("name", "words"), [("raises", "RuntimeError: this loss never works"), ("not_a_scalar", "not a scalar")]
 )
@@ -96,6 +128,21 @@ def test_a_problem_that_children_cannot_import_is_measured_in_this_process():
     assert by_method(result)["surgery"].max_rel_error < 1e-5
     assert result.complete
     assert Result.from_json(result.to_json()) == result
+
+
+def test_parameters_whose_class_is_another_at_each_call_are_measured_too():
+    """As of a module with a static field that is a lambda: no two of its trees are equal."""
+
+    def init(key):
+        class Block(typing.NamedTuple):
+            w: jax.Array
+
+        return Block(jax.random.normal(key, (8, 4)))
+
+    problem = dataclasses.replace(notebook_problem(lambda block, x: jnp.mean((x @ block.w) ** 2)), init=init)
+    for step in (None, "micro_adam"):
+        result = pegprof.profile(problem, batch=4, runs=1, methods=("grad", "surgery"), step=step)
+        assert [(row.status, row.evidence) for row in result.rows] == 2 * [("ok", "measured")], result
 
 
 def test_what_goes_wrong_in_this_process_fails_alone_too():

@@ -1,14 +1,20 @@
 """Children: real ones, and all the ways in which they can end."""
 
+import contextlib
 import json
 import os
 import signal
+from pathlib import Path
 
+import psutil
 import pytest
 
-from pegprof.profiling.process import Child, ChildFailure, OutOfTime
+from pegprof.profiling import process
+from pegprof.profiling.process import Child, ChildFailure, OutOfTime, wait_for_any
 from pegprof.profiling.progress import Silence
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, wait_for
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -54,3 +60,74 @@ def test_the_kernel_would_take_a_child_first(child):
     child.receive(limit_s=LIMIT_S)
     with open(f"/proc/{child._process.pid}/oom_score_adj") as file:  # noqa: PTH123
         assert json.load(file) == 1000
+
+
+@pytest.fixture
+def start_odd():
+    """Starts children that know the jobs of ``odd_child.py``."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    with contextlib.ExitStack() as stack:
+        yield lambda: stack.enter_context(
+            contextlib.closing(Child({"PYTHONPATH": path}, talk=Silence(), module="tests.profiling.odd_child"))
+        )
+
+
+def test_a_child_that_dies_is_not_waited_for_though_a_process_of_its_own_holds_the_socket_open(start_odd):
+    child = start_odd()
+    child.send("die_behind_a_process", {})
+    with pytest.raises(ChildFailure, match="killed by SIGKILL") as caught:
+        child.receive(limit_s=LIMIT_S)
+    assert caught.value.answer == {"found": 1}
+
+
+def test_a_child_that_stops_in_the_middle_of_a_message_is_given_up(start_odd, monkeypatch):
+    monkeypatch.setattr(process, "STALLED_S", 1)
+    monkeypatch.setattr(process, "LAST_BREATH_S", 0.1)
+    child = start_odd()
+    child.send("stop_in_a_message", {})
+    with pytest.raises(ChildFailure, match="killed by SIGKILL"):
+        child.receive(limit_s=LIMIT_S)
+    assert not child.alive
+
+
+def test_a_request_to_a_child_that_does_not_read_is_given_up(start_odd, monkeypatch):
+    monkeypatch.setattr(process, "STALLED_S", 1)
+    child = start_odd()
+    psutil.Process(child._process.pid).suspend()
+    child.send("answer", {"text": "x" * 10**7})  # more than the socket takes
+    with pytest.raises(OutOfTime):
+        child.receive(limit_s=0.5)
+    assert not child.alive
+
+
+def test_a_child_that_the_kernel_does_not_let_go_is_not_waited_for(start_odd, monkeypatch):
+    child = start_odd()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "killpg", lambda group, number: None)
+        patch.setattr(process, "BURIAL_S", 0.1)
+        child.end()
+    assert child.alive
+    os.killpg(child._process.pid, signal.SIGKILL)
+    wait_for(lambda: not child.alive)
+
+
+def test_whoever_waits_for_several_children_gets_those_who_answer_and_those_who_die(start_odd):
+    silent, answers, dies, dies_behind = (start_odd() for _ in range(4))
+    answers.send("answer", {"text": "fine"})
+    dies_behind.send("die_behind_a_process", {})
+    os.kill(dies._process.pid, signal.SIGKILL)
+    waiting = [silent, answers, dies, dies_behind]
+    outcomes = {}
+
+    def receive_from_any():
+        for child in wait_for_any(waiting):
+            waiting.remove(child)
+            try:
+                outcomes[child] = child.receive(limit_s=LIMIT_S).get("text")
+            except ChildFailure as failure:
+                outcomes[child] = failure.reason.split(",")[0]
+        return waiting == [silent]
+
+    wait_for(receive_from_any)
+    assert outcomes == {answers: "fine", dies: "killed by SIGKILL", dies_behind: "killed by SIGKILL"}
+    assert wait_for_any(waiting) == []

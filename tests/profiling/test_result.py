@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pegprof.errors import ExitCode, PegprofError
+from pegprof.profiling import doctor
 from pegprof.profiling.environment import Environment
 from pegprof.profiling.layers import Layer
 from pegprof.profiling.result import SCHEMA, Result, Row, Settings
+from pegprof.profiling.terminal import render_preview, render_terminal
 from pegprof.profiling.verdict import Verdict
 from tests.profiling.results import PLAN, RESULT
 
@@ -43,7 +45,7 @@ layers = st.builds(Layer, name=words, count=counts, shape=st.tuples(counts, coun
 verdicts = st.builds(
     Verdict,
     target=words,
-    activation_bytes_per_example=counts,
+    activation_bytes_per_example=maybe_count,
     parameter_bytes=counts,
     traced_bytes_per_example=maybe_count,
     layers=st.tuples() | st.tuples(layers),
@@ -156,3 +158,43 @@ def test_noise_in_the_text_is_never_a_traceback(noise, where):
     text = RESULT.to_json()
     with contextlib.suppress(PegprofError):
         Result.from_json(text[:where] + noise + text[where:])
+
+
+# In a notebook.
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    """A process that rich takes for one of Jupyter's; what it would put into a cell beside the text is listed."""
+    shown = []
+    shell = type("ZMQInteractiveShell", (), {})()
+    monkeypatch.setattr("builtins.get_ipython", lambda: shell, raising=False)
+    monkeypatch.setattr("rich.jupyter.display", lambda *args: shown.append(args))
+    return shown
+
+
+def test_a_result_is_the_same_text_in_a_notebook(request):
+    plain = [str(RESULT), render_terminal(RESULT, color=True), render_preview(RESULT)]
+    shown = request.getfixturevalue("notebook")
+    assert [str(RESULT), render_terminal(RESULT, color=True), render_preview(RESULT)] == plain
+    assert "transformer-151m" in plain[0]
+    assert shown == []
+
+
+def test_what_the_doctor_and_the_lists_say_is_text_in_a_notebook_too(notebook):
+    assert "jax" in doctor.render([doctor.Finding(status="ok", subject="jax", detail="0.10.2")])
+    assert notebook == []
+
+
+def test_printing_a_result_is_one_output(notebook, capsys):
+    print(RESULT)  # noqa: T201
+    assert capsys.readouterr().out == f"{RESULT}\n"
+    assert notebook == []
+
+
+def test_a_notebook_shows_a_result_as_its_text():
+    row = dataclasses.replace(RESULT.rows[0], model="a<b>&c")
+    shown = dataclasses.replace(RESULT, rows=(row,))._repr_html_()
+    assert shown.startswith('<pre style="white-space: pre">a&lt;b&gt;&amp;c: ')
+    assert shown.endswith("</pre>")
+    assert "\x1b" not in shown

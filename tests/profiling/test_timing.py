@@ -35,10 +35,13 @@ class Crew:
 
     on_host, shared = True, False
 
-    def __init__(self, clock, example_s, *, limit_s=1e9, room_bytes=1e9, dies=None, errors=None, check=None):
+    def __init__(
+        self, clock, example_s, *, limit_s=1e9, room_bytes=1e9, dies=None, errors=None, check=None, nonfinite=None
+    ):
         self.methods, self.programs, self.log = list(example_s), {}, []
         self.clock, self.example_s, self.limit_s, self.room_bytes = clock, example_s, limit_s, room_bytes
         self.dies, self.errors, self.check = dies or {}, errors or {}, check or {"ok": True}
+        self.nonfinite = nonfinite or {}
         self.runs = dict.fromkeys(example_s, 0)
 
     def left_s(self):
@@ -75,6 +78,8 @@ class Crew:
             answer["kept"] = {"mean": []}
         if how.get("compare_with"):
             answer["max_rel_error"] = self.errors.get(method, 0.0)
+        if how.get("find_nonfinite"):
+            answer["nonfinite"] = self.nonfinite.get(method, "")
         if how.get("measure_peak"):
             answer |= {"host_bytes": self.programs[method].peak_bytes, "device_peak_bytes": None}
         return answer
@@ -93,7 +98,7 @@ class Crew:
         self.log.append("close")
 
 
-def race(crew, *, batches=(64, 32, 16, 8, 4, 2, 1), warmup=1, runs=3, tolerance=1e-3):
+def race(crew, *, batches=(64, 32, 16, 8, 4, 2, 1), warmup=1, runs=3, tolerance=1e-3, talk=None):
     terms = Terms(
         batches=batches,
         peak_bytes=dict.fromkeys(crew.methods, batches[0]),
@@ -104,7 +109,7 @@ def race(crew, *, batches=(64, 32, 16, 8, 4, 2, 1), warmup=1, runs=3, tolerance=
         check_examples=True,
         measure_peaks=True,
     )
-    made = Timing(terms, crew=crew, talk=Silence(), changed=lambda: None)
+    made = Timing(terms, crew=crew, talk=talk or Silence(), changed=lambda: None)
     made.run()
     assert crew.log[-1] == "close"
     return made.timed()
@@ -149,6 +154,67 @@ def test_where_examples_interact_grad_fails_in_words_but_is_timed_since_the_othe
     )
     assert len(timed["grad"].samples_s) == 3
     assert {timed[m].failure for m in ("vmap", "microbatch", "surgery")} == {None}
+
+
+NAN_IN_W = "NaN in the statistics of 1 of 2 parameters: w"
+
+
+class Heard(Silence):
+    def __init__(self):
+        self.lines = []
+
+    def __call__(self, text):
+        self.lines.append(text)
+
+
+def test_methods_that_agree_that_something_is_not_a_number_are_timed_and_say_so(clock):
+    heard = Heard()
+    timed = race(Crew(clock, ALL, nonfinite=dict.fromkeys(ALL, NAN_IN_W)), talk=heard)
+    for result in timed.values():
+        assert (result.failure, result.remarks, len(result.samples_s)) == (None, (NAN_IN_W,), 3)
+    assert heard.lines == [f"warning: {NAN_IN_W} (microbatch, vmap, surgery, grad)"]
+
+
+def test_methods_that_have_no_finite_number_to_compare_are_not_verified_and_say_so(clock):
+    heard = Heard()
+    crew = Crew(clock, ALL, nonfinite=dict.fromkeys(ALL, NAN_IN_W), errors=dict.fromkeys(ALL))
+    timed = race(crew, talk=heard)
+    unverified = "not verified: no finite number to compare"
+    assert {m: (t.failure, t.max_rel_error, t.remarks) for m, t in timed.items()} == {
+        "microbatch": (None, None, (NAN_IN_W,)),
+        **dict.fromkeys(("vmap", "surgery", "grad"), (None, None, (NAN_IN_W, unverified))),
+    }
+    assert heard.lines[0].startswith("warning: ")
+    assert heard.lines[1:] == [f"warning: {unverified} (vmap, surgery, grad)"]
+
+
+@pytest.mark.parametrize(
+    ("nonfinite", "words"),
+    [
+        ({"surgery": NAN_IN_W}, "its statistics are NaN or infinite where those of microbatch are finite"),
+        ({"microbatch": NAN_IN_W}, "its statistics are finite where those of microbatch are NaN or infinite"),
+        (
+            dict.fromkeys(ALL, NAN_IN_W),
+            "its statistics and those of microbatch are NaN or infinite in different places",
+        ),
+    ],
+)
+def test_not_a_number_against_a_number_is_a_failure_in_words(clock, nonfinite, words):
+    timed = race(Crew(clock, ALL, nonfinite=nonfinite, errors={"surgery": float("inf")}))
+    assert (timed["surgery"].failure, timed["surgery"].samples_s) == (words, ())
+
+
+def test_a_single_method_is_looked_at_too(clock):
+    timed = race(Crew(clock, {"grad": 0.1}, nonfinite={"grad": NAN_IN_W}))
+    assert timed["grad"].remarks == (NAN_IN_W,)
+
+
+def test_a_loss_that_is_not_a_number_is_said(clock):
+    words = "the loss of 4 examples is nan"
+    heard = Heard()
+    timed = race(Crew(clock, ALL, check={"ok": True, "loss": words}), talk=heard)
+    assert {t.remarks for t in timed.values()} == {(words,)}
+    assert heard.lines == [f"warning: {words}"]
 
 
 def test_without_grad_the_others_say_that_examples_interact(clock):

@@ -19,8 +19,21 @@ def test_activations_dominate_from_equality_on():
     assert not Verdict(target="cpu", activation_bytes_per_example=7, parameter_bytes=8).activations_dominate
 
 
+@pytest.mark.parametrize(("temp_bytes", "bytes_per_example"), [((0, 16), 1), ((0, 15), None), ((9, 9), None)])
+def test_a_slope_of_nothing_is_unknown(temp_bytes, bytes_per_example):
+    assert slope(temp_bytes, (16, 32)) == bytes_per_example
+
+
 def test_a_slope_is_never_negative():
-    assert slope((100, 90)) == 0
+    assert slope((100, 90)) is None
+
+
+@pytest.mark.parametrize(
+    ("xla", "traced", "dominate"),
+    [(None, 2048, True), (None, 1023, False), (0, 2048, True), (None, None, None), (1, 2048, False)],
+)
+def test_where_xla_cannot_tell_the_trace_decides(xla, traced, dominate):
+    assert verdict_of(xla, traced=traced).activations_dominate is dominate
 
 
 @pytest.mark.parametrize(
@@ -147,12 +160,61 @@ def test_the_verdict_in_words_says_who_disagrees(verdict, words):
     assert words in " ".join(explain_verdict(verdict))
 
 
+CANNOT_TELL = "XLA's figure for cpu cannot tell"
+NO_GROWTH = f"{CANNOT_TELL}: its temporaries do not grow with the batch."
+
+
+@pytest.mark.parametrize(
+    ("verdict", "sentences"),
+    [
+        (
+            verdict_of(None, traced=2048, T=64),
+            [
+                (
+                    "Activations dominate, by the trace: it counts 2.0 KiB of activations for one example, at least "
+                    f"the 1.0 KiB of the parameters. {NO_GROWTH}"
+                ),
+                "The paper's rule agrees: T ≥ D for all of the parameters in matrices.",
+            ],
+        ),
+        (
+            verdict_of(None, traced=512, T=63),
+            [
+                (
+                    "Parameters dominate, by the trace: it counts 512 B of activations for one example, less than the "
+                    f"1.0 KiB of the parameters. {NO_GROWTH}"
+                ),
+                "The paper's rule agrees: T ≥ D for none of the parameters in matrices.",
+            ],
+        ),
+        (
+            verdict_of(None, T=64),
+            [
+                (
+                    f"Whether activations or parameters dominate is not known: {CANNOT_TELL}, and there is no count "
+                    "from the trace."
+                ),
+                "By the paper's rule activations dominate: T ≥ D for all of the parameters in matrices.",
+            ],
+        ),
+    ],
+    ids=["activations", "parameters", "unknown"],
+)
+def test_a_verdict_without_xlas_figure_says_whose_it_is(verdict, sentences):
+    assert list(explain_verdict(verdict)) == sentences
+
+
 def test_where_parameters_dominate_vmap_has_no_room():
     (vmap, _) = explain_batch([dataclasses.replace(VMAP, peak_ratio=18.3, time_ratio=None)], verdict_of(512))
     assert vmap == (
         "vmap: the gradients of 64 examples, 64.0 KiB, are more than the 32.0 KiB of activations leave room for; "
         "it takes 18.3 × the memory of grad."
     )
+
+
+def test_of_activations_that_are_not_known_no_number_is_given():
+    (vmap, _) = explain_batch([dataclasses.replace(VMAP, peak_ratio=18.3)], verdict_of(None, traced=512))
+    assert vmap.startswith("vmap: it forms the gradients of 64 examples, 64.0 KiB, and takes 18.3 × the memory of grad")
 
 
 def test_what_surgery_materialises_is_said():

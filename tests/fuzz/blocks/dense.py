@@ -108,7 +108,9 @@ _FUNCTIONS = {
     "logaddexp": lambda h: jnp.logaddexp(h, 0.3 - h),
     "arctan2": lambda h: jnp.arctan2(h, 1.5 + jnp.cos(h)),
     "exp": lambda h: jnp.exp(-0.3 * jnp.square(h)),
-    "maximum": lambda h: jnp.maximum(h, 0.2 * h + 0.0111),
+    # JAX finds the larger operand by comparing both with the result. An operand that XLA computes twice, once with a
+    # fused multiply-add and once without, equals neither: so the other operand is a constant.
+    "maximum": lambda h: jnp.maximum(h, 0.0111),
 }
 
 
