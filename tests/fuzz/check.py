@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pegprof import value_and_grad_stats
@@ -45,7 +46,7 @@ class Case:
     microbatch_size: int | None = None
     backend: str = "cpu"
     forced: bool = False  # strategies drawn at random for every site, and followed by ``plan=``
-    outer_vmap: bool = False
+    outer_vmap: str = ""  # over two members that differ in their params, their batch or both
     has_aux: bool = False
     eager: bool = False
     memory_budget: int | None = None
@@ -69,7 +70,7 @@ def draw_case(program: Program) -> Case:
         microbatch_size=microbatch[int(rng.integers(len(microbatch)))],
         backend=str(rng.choice(["cpu", "gpu", "tpu"])),
         forced=bool(rng.uniform() < 0.5),
-        outer_vmap=bool(rng.uniform() < 0.15),
+        outer_vmap=str(rng.choice(["", "params", "batch", "both"], p=[0.8, 0.1, 0.05, 0.05])),
         has_aux=bool(rng.uniform() < 0.15),
         eager=bool(rng.uniform() < 0.01),
         memory_budget=1 if rng.uniform() < 0.05 else None,
@@ -175,12 +176,21 @@ def _check_statistics(
     if not case.outer_vmap:
         _compare(compiled(fn)(program.params, batch), truth, case, program)
         return
-    members = [program.params, jax.tree.map(lambda x: 0.7 * x + 0.05, program.params)]
-    stacked = jax.tree.map(lambda *x: np.stack(x), *members)
-    found = jax.device_get(compiled(jax.vmap(fn, in_axes=(0, None)))(stacked, batch))
+    other = jax.tree.map(lambda x: 0.7 * x + 0.05, program.params), jax.tree.map(lambda x: x[-case.B :], program.batch)
+    axes = (None if case.outer_vmap == "batch" else 0, None if case.outer_vmap == "params" else 0)
+    first = (program.params, batch)
+    second = tuple(a if axis is None else b for a, b, axis in zip(first, other, axes, strict=True))
+    members = (first, second)
+    both = zip(first, second, axes, strict=True)
+    args = [a if axis is None else jax.tree.map(_stack, a, b) for a, b, axis in both]
+    found = jax.device_get(compiled(jax.vmap(fn, in_axes=axes))(*args))
     for i, member in enumerate(members):
-        expected = truth if i == 0 else _loop(program, case, member, batch)
+        expected = truth if i == 0 else _loop(program, case, *member)
         _compare(jax.tree.map(lambda x, i=i: x[i], found), expected, case, program)
+
+
+def _stack(a: Any, b: Any) -> Any:
+    return np.stack([a, b]) if isinstance(a, np.ndarray) else jnp.stack([a, b])  # keys are jax's own
 
 
 def _with_other_strategies(program: Program, plan: Plan, cut: Cut, stats: Sequence[Statistic]) -> Plan:

@@ -54,7 +54,8 @@ def test_all_forms_and_all_ways_to_call_are_drawn():
     assert {program.form for program in programs} == set(FORMS)
     assert {case.backend for case in cases} == {"cpu", "gpu", "tpu"}
     assert {case.B for case in cases} == set(range(1, MOST_EXAMPLES + 1))
-    for option in ("forced", "outer_vmap", "has_aux", "passes"):
+    assert {case.outer_vmap for case in cases} == {"", "params", "batch", "both"}
+    for option in ("forced", "has_aux", "passes"):
         assert {getattr(case, option) for case in cases} == {False, True}
 
 

@@ -46,7 +46,7 @@ def convolution(make: Maker, shape: Shape) -> Any:
     sizes = [shape[axis] for axis in order]
     images, channels, positions = sizes[0] if own else 1, sizes[own], tuple(sizes[own + 1 :])
     kernel, options = _windows(make, positions)
-    groups = make.option("groups", 1, 1, *_divisors(channels))
+    groups = make.option("groups", 1, 1, channels, *_divisors(channels))
     features = groups * make.size("features of a group", 1, 2 if groups > 1 else 4)
     batch_groups = make.option("batch_groups", 1, *_divisors(images)) if groups == 1 else 1
     if features % batch_groups or (batch_groups > 1 and make.lead):

@@ -25,7 +25,7 @@ def embedding(make: Maker, shape: Shape) -> Any:
     return apply, shape
 
 
-@block(weights=True, chance=2.0)
+@block(weights=True, chance=3.0)
 def tied_embedding(make: Maker, shape: Shape) -> Any:
     """A table that is looked up, and used again as the last product."""
     rows = make.option("rows", 1, 3, 6, 9, 12)

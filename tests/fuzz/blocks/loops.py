@@ -18,6 +18,11 @@ def scan_over_layers(make: Maker, shape: Shape) -> Any:
         raise Misfit
     shared = make.weight(*shape) if make.flag("a weight for all layers", 0.4) else None
     penalty = make.option("penalty", "none", "none", "in the carry", "stacked")
+    if make.depth and penalty != "none":
+        raise Misfit  # a penalty leaves a loop by its carry, and only the outermost looks for it
+    alone = make.scope.name("w") if penalty != "none" and make.flag("of weights that nothing else uses") else None
+    if alone:
+        make.scope.params[alone] = make.constant(length, *shape)
     residual, remat = make.flag("residual"), make.flag("remat", 0.3)
     stacks = make.flag("outputs of all layers", 0.3)
     reverse, unroll = make.flag("reverse", 0.3), make.option("unroll", 1, 1, 2)
@@ -29,12 +34,13 @@ def scan_over_layers(make: Maker, shape: Shape) -> Any:
             after = h + 0.5 * after if residual else after
             if shared is not None:
                 after = jnp.tanh(after) * (1 + shared(context))
-            size = sum(jnp.mean(jnp.square(x) + 0.1 * x) for x in params.values())
+            penalised = [params[alone]] if alone else params.values()
+            size = sum(jnp.mean(jnp.square(x) + 0.1 * x) for x in penalised)
             total = total + 0.1 * size if penalty == "in the carry" else total
             return (after, total), (after if stacks else 0.0, size if penalty == "stacked" else 0.0)
 
         step = jax.checkpoint(step) if remat else step
-        params = {name: context.params[name] for name in names}
+        params = {name: context.params[name] for name in ([*names, alone] if alone else names)}
         start = (h, jnp.zeros(()) if penalty == "in the carry" else ())
         (h, total), (all_h, sizes) = jax.lax.scan(step, start, params, reverse=reverse, unroll=unroll)
         if penalty == "in the carry":
@@ -43,8 +49,6 @@ def scan_over_layers(make: Maker, shape: Shape) -> Any:
             context.penalties.append(0.1 * jnp.sum(jnp.sin(sizes)))
         return h + 0.3 * jnp.sum(jnp.sin(all_h), axis=0) if stacks else h
 
-    if make.depth and penalty != "none":
-        raise Misfit  # a penalty leaves a loop by its carry, and only the outermost looks for it
     return apply, shape
 
 

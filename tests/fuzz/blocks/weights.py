@@ -171,3 +171,35 @@ def symmetric(make: Maker, shape: Shape, scale: float) -> Getter:
     if make.flag("triangle"):
         return lambda context: jnp.tril(p(context)) + 0.1
     return lambda context: (p(context) + p(context).T) / 2
+
+
+@weight
+def computed(make: Maker, shape: Shape, scale: float) -> Getter:
+    """A weight that a loop, a branch, remat, a product or a convolution makes of parameters alone."""
+    kind = make.option("computed by", "scan", "cond", "remat", "einsum", "convolution", "vmap", "custom_vjp")
+    if kind in ("convolution", "vmap") and not shape:
+        raise Misfit
+    p = make.parameter(*shape, scale=scale)
+    if kind == "scan":
+        steps = make.parameter(3, *shape, scale=0.5)
+        step = lambda w, u: (jnp.tanh(w + 0.3 * u), None)
+        return lambda context: jax.lax.scan(step, p(context), steps(context))[0]
+    if kind == "cond":
+        return lambda context: jax.lax.cond(jnp.sum(p(context)) > 0.01, jnp.sin, lambda w: 0.8 * w, p(context))
+    if kind == "remat":
+        return lambda context: jax.checkpoint(lambda w: jnp.tanh(jnp.sin(w)))(p(context))
+    if kind == "einsum":
+        n = math.prod(shape)
+        mix = make.parameter(n, n, scale=1 / max(1, n))
+        return lambda context: p(context) + (mix(context) @ p(context).reshape(-1)).reshape(shape)
+    if kind == "convolution":
+        taps = make.parameter(3, scale=0.5)
+        smooth = lambda row, k: jnp.convolve(row, k, mode="same") if row.size >= 3 else row * k[0]
+        return lambda context: jax.vmap(smooth, (0, None))(p(context).reshape(-1, shape[-1]), taps(context)).reshape(
+            shape
+        )
+    if kind == "vmap":
+        return lambda context: jax.vmap(lambda row: row / jnp.sqrt(0.3 + jnp.sum(jnp.square(row))))(p(context))
+    clipped = jax.custom_vjp(lambda w: jnp.round(3 * w) / 3)
+    clipped.defvjp(lambda w: (jnp.round(3 * w) / 3, jnp.cos(w)), lambda kept, g: (kept * g,))
+    return lambda context: clipped(p(context))
