@@ -1,5 +1,7 @@
 """What a user is told: what is wrong, where, and what to do about it."""
 
+import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -191,3 +193,13 @@ def test_an_argument_that_is_a_string():
 def test_the_error_of_a_loss_that_fails_on_everything_is_left_as_it_is():
     with pytest.raises(KeyError, match="V"):
         grad_stats(lambda params, batch, scale: _loss({"W": params["V"]}, batch) * scale)(_params(), _batch(), 2.0)
+
+
+@pytest.mark.parametrize("shape", ["n, 3", "4, n, 3"], ids=["batch", "positions"])
+def test_a_symbolic_shape_is_refused_in_words(shape):
+    symbolic = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), jnp.float32)
+    fn = jax.jit(grad_stats(lambda w, x: jnp.mean(jnp.sin(x @ w))))
+    with pytest.raises(PegprofError) as raised:
+        jax.export.export(fn)(jnp.ones((3, 2)), symbolic)
+    assert f"argument 1 has the symbolic shape ({shape})" in raised.value.what
+    assert "export the function once for each size" in raised.value.hint

@@ -1,11 +1,11 @@
 """grad_stats against a Python loop over the examples, for every program and every way to call it."""
 
-import functools
-
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas
 
 from pegprof import Statistic, grad_stats, make_plan, value_and_grad_stats
 from tests.engine.cases import (
@@ -379,6 +379,41 @@ def test_without_parameters_every_norm_is_zero(microbatch_size):
     assert stats["norm"].tolist() == [0.0] * 5
 
 
+# ---- what JAX leaves in a program ---------------------------------------------------------------------------------
+
+
+def test_a_kernel_whose_result_nobody_needs_forms_no_gradient():
+    """JAX does not remove a dead ``pallas_call``: here the kernel of a cotangent of the data."""
+
+    def product(x, y):
+        def kernel(x_ref, y_ref, out_ref):
+            out_ref[...] = x_ref[...] @ y_ref[...]
+
+        shape = jax.ShapeDtypeStruct((x.shape[0], y.shape[1]), x.dtype)
+        return pallas.pallas_call(kernel, out_shape=shape, interpret=True)(x, y)
+
+    @jax.custom_vjp
+    def layer(x, w):
+        return product(x, w)
+
+    layer.defvjp(
+        lambda x, w: (product(x, w), (x, w)),
+        lambda saved, g: (product(g, saved[1].T), product(saved[0].T, g)),
+    )
+    w, x = _arrays((3, 2), (4, 5, 3))
+    loss = lambda w, x: jnp.mean(jax.vmap(lambda example: jnp.mean(jnp.sin(layer(example, w))))(x))
+    for backend in ("cpu", "tpu"):
+        found = quick_jit(grad_stats(loss, ALL_STATISTICS, backend=backend))(w, x)
+        assert_stats_agree(found, loop_stats(loss, ALL_STATISTICS, w, x))
+
+
+def test_statistics_can_be_exported_for_a_batch_of_known_size():
+    params, x, y = _regression_case()
+    fn = jax.jit(grad_stats(lambda params, batch: _regression(params, *batch)))
+    exported = jax.export.export(fn)(params, (x, y))
+    jax.tree.map(np.testing.assert_array_equal, exported.call(params, (x, y)), fn(params, (x, y)))
+
+
 # ---- precision ----------------------------------------------------------------------------------------------------
 
 
@@ -454,22 +489,21 @@ def test_the_variance_of_outer_products_is_as_exact_as_by_vmap(spread, microbatc
     np.testing.assert_allclose(found["snr"], expected["snr"], rtol=max(5 * by_vmap, 2e-6))
 
 
-def test_a_program_that_cannot_be_batched_rounds_no_more_than_one_that_can():
-    """Examples that run one at a time, for a callback that cannot be batched, have gradients in float32 as well."""
+def test_gradients_of_a_program_that_cannot_be_batched_are_added_up_in_float32():
+    """A callback that cannot be batched makes the examples run one at a time; bfloat16 must not round their sums."""
     rng = np.random.default_rng(0)
-    w, x = (jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in ((3, 2), (4, 50, 3)))
+    w, x, r = (jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in ((3, 2), (4, 50, 3), (4, 50, 2)))
 
-    def unchanged(x, *, batchable):
-        options = {"vmap_method": "sequential"} if batchable else {}
-        return jax.pure_callback(lambda v: np.asarray(v), jax.ShapeDtypeStruct(x.shape, x.dtype), x, **options)
+    def loss(w, batch):
+        x, r = batch
+        x = jax.pure_callback(np.asarray, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+        return jnp.mean(jnp.sum((x @ w).astype(jnp.float32) * r.astype(jnp.float32), axis=(1, 2)))
 
-    def loss(w, x, batchable):
-        y = (unchanged(x, batchable=batchable) @ w).astype(jnp.float32)
-        return jnp.mean(jnp.sum(jnp.sin(y), axis=(-1, -2)))
-
-    alone, together = (grad_stats(functools.partial(loss, batchable=b))(w, x) for b in (False, True))
-    assert make_plan(functools.partial(loss, batchable=False), w, x).one_at_a_time
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), alone, together)
+    assert make_plan(loss, w, (x, r)).one_at_a_time
+    gradients = np.einsum("bti,bto->bio", np.asarray(x, np.float64), np.asarray(r, np.float64))
+    found = grad_stats(loss, ("mean", "second_moment"))(w, (x, r))
+    np.testing.assert_allclose(found["mean"], gradients.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(found["second_moment"], np.square(gradients).mean(axis=0), rtol=1e-5)
 
 
 # ---- infinities ---------------------------------------------------------------------------------------------------
