@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pegprof.engine.facts import known
 from pegprof.engine.jaxpr import (
     Atom,
     ClosedJaxpr,
@@ -371,7 +372,7 @@ def _notes_of(eqn: JaxprEqn, values: Sequence[Any], made: Sequence[Any]) -> list
     if eqn.primitive is barrier_p:
         return notes
     lost = _lost(eqn, values)
-    if len(eqn.outvars) != 1:
+    if len(eqn.outvars) != 1 or not (known(eqn) or eqn.primitive in _SAME):
         return [lost for _ in eqn.outvars]
     numbers = [_one(atom, x) for atom, x in zip(eqn.invars, values, strict=True)]
     return [_multiple(eqn, notes, numbers) or _uniform(eqn, numbers, made[0]) or lost]
