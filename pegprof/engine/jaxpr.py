@@ -44,6 +44,7 @@ __all__ = [
     "prune",
     "pvary_p",
     "shape_of",
+    "source_function",
     "source_line",
     "source_of",
     "split_p",
@@ -185,6 +186,12 @@ def source_line(eqn: JaxprEqn) -> str:
     own = [frame for frame in frames if _is_users_own(frame.file_name)]
     innermost = next(iter(own or frames), None)
     return place(innermost.file_name, innermost.start_line) if innermost else ""
+
+
+def source_function(eqn: JaxprEqn) -> str:
+    """The innermost line outside JAX that an equation comes from, and its function: ``_adding.py:12 (update_fn)``."""
+    frame = next(iter(source_info_util.user_frames(eqn.source_info.traceback)), None)
+    return f"{place(frame.file_name, frame.start_line)} ({frame.function_name})" if frame else ""
 
 
 _is_users_own = functools.cache(is_users_own)

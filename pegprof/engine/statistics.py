@@ -55,6 +55,8 @@ Quantity = Moment | Centred | SquareNorm
 
 MEAN = Moment(name="mean", phi=lambda g: g, factor=lambda x: x)
 SQUARE = Moment(name="square", phi=jnp.square, factor=jnp.square)
+SIGN = Moment(name="sign", phi=jnp.sign, factor=jnp.sign)
+ABS = Moment(name="abs", phi=jnp.abs, factor=jnp.abs)
 CENTRED = Centred()
 SQUARE_NORM = SquareNorm()
 
@@ -72,6 +74,8 @@ class Statistic:
       oracle: the same from the stacked gradients, examples first, in NumPy: the slow truth.
       scope: ``"entry"`` is shaped like the parameter, ``"parameter"`` is [B] for each, ``"model"`` is one [B].
       minimum_batch: the smallest batch for which it is defined.
+      scaled: the statistic of c · g from that of g and c, for optimizers behind a transformation that scales the mean;
+        None if that is not known.
     """
 
     name: str
@@ -81,6 +85,7 @@ class Statistic:
     oracle: Callable[[np.ndarray], np.ndarray]
     scope: Literal["entry", "parameter", "model"] = "entry"
     minimum_batch: int = 1
+    scaled: Callable[[jax.Array, jax.Array], jax.Array] | None = None
 
     @classmethod
     def elementwise(
@@ -121,13 +126,35 @@ def _keeping_dtype(fn: Elementwise) -> Elementwise:
     return converted
 
 
-def _of_moment(name: str, formula: str, moment: Moment, oracle: Callable[[np.ndarray], np.ndarray]) -> Statistic:
+def _homogeneous(degree: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """The statistic of c · g is c^degree times that of g."""
+
+    def scaled(statistic: jax.Array, c: jax.Array) -> jax.Array:
+        for _ in range(degree):  # a power of c alone may underflow
+            statistic = c * statistic
+        return statistic
+
+    return scaled
+
+
+def _absolutely_homogeneous(statistic: jax.Array, c: jax.Array) -> jax.Array:
+    return jnp.abs(c) * statistic
+
+
+def _of_moment(
+    name: str,
+    formula: str,
+    moment: Moment,
+    oracle: Callable[[np.ndarray], np.ndarray],
+    scaled: Callable[[jax.Array, jax.Array], jax.Array],
+) -> Statistic:
     return Statistic(
         name=name,
         formula=formula,
         needs=(moment,),
         finish=lambda q, _: q[moment.name],
         oracle=lambda g: np.mean(oracle(g), axis=0),
+        scaled=scaled,
     )
 
 
@@ -159,15 +186,16 @@ def _norm(q: Mapping[str, jax.Array], _: int) -> jax.Array:
 STATISTICS: dict[str, Statistic] = {
     statistic.name: statistic
     for statistic in (
-        _of_moment("mean", "mean of g", MEAN, lambda g: g),
-        _of_moment("second_moment", "mean of g²", SQUARE, np.square),
-        _of_moment("sign_mean", "mean of sign(g)", Moment(name="sign", phi=jnp.sign, factor=jnp.sign), np.sign),
-        _of_moment("abs_mean", "mean of |g|", Moment(name="abs", phi=jnp.abs, factor=jnp.abs), np.abs),
+        _of_moment("mean", "mean of g", MEAN, lambda g: g, _homogeneous(1)),
+        _of_moment("second_moment", "mean of g²", SQUARE, np.square, _homogeneous(2)),
+        _of_moment("sign_mean", "mean of sign(g)", SIGN, np.sign, lambda s, c: jnp.sign(c) * s),
+        _of_moment("abs_mean", "mean of |g|", ABS, np.abs, _absolutely_homogeneous),
         _of_moment(
             "fourth_moment",
             "mean of g⁴",
             Moment(name="fourth", phi=lambda g: jnp.square(jnp.square(g)), factor=lambda x: jnp.square(jnp.square(x))),
             lambda g: g**4,
+            _homogeneous(4),
         ),
         Statistic(
             name="variance",
@@ -176,6 +204,7 @@ STATISTICS: dict[str, Statistic] = {
             finish=_variance,
             oracle=lambda g: np.var(g, axis=0, ddof=1),
             minimum_batch=2,
+            scaled=_homogeneous(2),
         ),
         Statistic(
             name="mean_squared",
@@ -184,6 +213,7 @@ STATISTICS: dict[str, Statistic] = {
             finish=_mean_squared,
             oracle=lambda g: np.mean(g, axis=0) ** 2 - np.var(g, axis=0, ddof=1) / len(g),
             minimum_batch=2,
+            scaled=_homogeneous(2),
         ),
         Statistic(
             name="snr",
@@ -192,6 +222,7 @@ STATISTICS: dict[str, Statistic] = {
             finish=_snr,
             oracle=_snr_oracle,
             minimum_batch=2,
+            scaled=lambda s, c: jnp.where(c == 0, jnp.nan, s),
         ),
         Statistic(
             name="norm",
@@ -200,6 +231,7 @@ STATISTICS: dict[str, Statistic] = {
             finish=_norm,
             oracle=_norm_oracle,
             scope="model",
+            scaled=_absolutely_homogeneous,
         ),
         Statistic(
             name="norm_by_param",
@@ -208,6 +240,7 @@ STATISTICS: dict[str, Statistic] = {
             finish=_norm,
             oracle=_norm_oracle,
             scope="parameter",
+            scaled=_absolutely_homogeneous,
         ),
     )
 }

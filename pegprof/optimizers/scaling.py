@@ -36,28 +36,15 @@ from pegprof.engine.jaxpr import (
     primitives,
     prune,
     shape_of,
-    source_line,
+    source_function,
     sub_jaxprs,
     trace,
 )
 from pegprof.engine.squeeze import ELEMENTWISE
+from pegprof.engine.statistics import STATISTICS
 from pegprof.errors import PegprofError
 
 p = primitives
-
-# How each statistic changes when every example's gradient is multiplied by c.
-RESCALED: Mapping[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
-    "mean": lambda s, c: c * s,
-    "second_moment": lambda s, c: c * (c * s),  # c² alone may underflow
-    "sign_mean": lambda s, c: jnp.sign(c) * s,
-    "abs_mean": lambda s, c: jnp.abs(c) * s,
-    "fourth_moment": lambda s, c: c * (c * (c * (c * s))),
-    "variance": lambda s, c: c * (c * s),
-    "mean_squared": lambda s, c: c * (c * s),
-    "snr": lambda s, c: jnp.where(c == 0, jnp.nan, s),
-    "norm": lambda s, c: jnp.abs(c) * s,
-    "norm_by_param": lambda s, c: jnp.abs(c) * s,
-}
 
 look_up_p: Primitive = marker("look_up")
 
@@ -237,7 +224,7 @@ class _Follower:
             raise PegprofError(
                 f"the optimizer looks statistics up inside a {eqn.primitive.name}, where it cannot be seen what stands "
                 "before it",
-                where=source_line(eqn),
+                where=source_function(eqn),
                 hint="look them up before, and hand them in",
             )
         made = bind(eqn, list(map(_plain, values)))
@@ -251,7 +238,7 @@ class _Follower:
             return found
         self.scaled = True
         name, optimizer = eqn.params["statistic"], eqn.params["optimizer"]
-        if name not in RESCALED:
+        if name not in STATISTICS or STATISTICS[name].scaled is None:
             raise PegprofError(
                 f"what stands before {optimizer} scales the mean gradient, and how the statistic {name!r} scales with "
                 "it is not known",
@@ -278,7 +265,7 @@ class _Follower:
         raise PegprofError(
             f"{optimizer} takes the statistic {name!r} of the gradients that come in, and what stands before it does "
             f"more to the mean gradient{of} than multiply it by a number: the statistic cannot follow",
-            where=source_line(note.eqn) if isinstance(note, _Lost) else "",
+            where=source_function(note.eqn) if isinstance(note, _Lost) else "",
             hint=f"put it after {optimizer} in the chain; for weight decay use the argument weight_decay, to clip use "
             "optax.clip_by_global_norm, to skip NaN use optax.apply_if_finite",
         )
@@ -331,7 +318,9 @@ def _rescaled(name: str, statistic: jax.Array, factor: _Factor) -> jax.Array:
         return statistic
     if factor == _ZERO:  # no gradient at all, where zero times an infinite statistic would be NaN
         statistic = jnp.zeros_like(statistic)
-    return RESCALED[name](statistic, _compute(factor, _wide(statistic.dtype))).astype(statistic.dtype)
+    scaled = STATISTICS[name].scaled
+    assert scaled is not None
+    return scaled(statistic, _compute(factor, _wide(statistic.dtype))).astype(statistic.dtype)
 
 
 def _wide(dtype: Any) -> Any:
@@ -387,7 +376,7 @@ def _lost(eqn: JaxprEqn, values: Sequence[Any]) -> _Note:
 
 def _at_call(note: _Note, eqn: JaxprEqn) -> _Note:
     """Equations inside jax's own functions have no line of a user; their call has."""
-    return _Lost(eqn) if isinstance(note, _Lost) and not source_line(note.eqn) else note
+    return _Lost(eqn) if isinstance(note, _Lost) and not source_function(note.eqn) else note
 
 
 def _one(atom: Atom, x: Any) -> _Number | None:
