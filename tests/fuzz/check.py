@@ -49,7 +49,7 @@ class Case:
     forced: bool = False  # strategies drawn at random for every site, and followed by ``plan=``
     outer_vmap: str = ""  # over two members that differ in their params, their batch or both
     has_aux: bool = False
-    eager: bool = False
+    eager: bool = False  # nothing is compiled as a whole, the loop and the passes neither
     memory_budget: int | None = None
     passes: bool = True  # whether each pass is evaluated as well
 
@@ -132,6 +132,10 @@ def check(program: Program, case: Case) -> Findings:
     return Findings(wrong=wrong, strategies=strategies)
 
 
+def _compiler(case: Case) -> Any:
+    return (lambda fn: fn) if case.eager else quick_jit
+
+
 def _loss_of(program: Program, case: Case) -> Any:
     if not case.has_aux:
         return program.loss
@@ -142,7 +146,7 @@ def _loop(program: Program, case: Case, params: Any, batch: Any) -> Truth:
     stats = [_BY_NAME[name] for name in case.stats]
     options = {"keep_batch_dim": program.keep_batch_dim, "has_aux": case.has_aux}
     try:
-        truth = loop_stats(_loss_of(program, case), stats, params, batch, **options)
+        truth = loop_stats(_loss_of(program, case), stats, params, batch, **options, jit=not case.eager)
     except Exception as error:
         raise Discarded(f"{type(error).__name__}: {error}") from error
     gradients = jax.tree.leaves(truth.gradients)
@@ -172,7 +176,7 @@ def _check_statistics(
     strategies.update(row.strategy for row in plan.rows)
     options = {"keep_batch_dim": program.keep_batch_dim, "has_aux": case.has_aux, **how}
     fn = value_and_grad_stats(loss, stats, **options, plan=plan if case.forced else None)
-    compiled = (lambda fn: fn) if case.eager else quick_jit
+    compiled = _compiler(case)
     batch = jax.tree.map(lambda x: x[: case.B], program.batch)
     if not case.outer_vmap:
         _compare(compiled(fn)(program.params, batch), truth, case, program)
@@ -259,7 +263,7 @@ def _check_passes(program: Program, case: Case, trace: Trace, cut: Cut, truth: T
         return squeezed, hoisted, [(before, after) for _, before, after in found]
 
     batch = jax.tree.map(lambda x: x[: case.B], program.batch)
-    squeezed, hoisted, tails = quick_jit(run)(program.params, batch)
+    squeezed, hoisted, tails = _compiler(case)(run)(program.params, batch)
     names = sorted(program.params)
     gradients = {name: truth.gradients[name][0] for name in names}
     rtol = max(PASSES_RTOL, 0.0 if tolerance(program) == 1e-8 else tolerance(program))

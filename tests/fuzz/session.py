@@ -26,6 +26,7 @@ class Failure:
     program: Program
     case: Case
     wrong: dict[str, str]
+    without_compiler: str  # the same, one operation at a time: if that is right, XLA may be to blame
     command: str
     shrunk_command: str
 
@@ -37,6 +38,7 @@ class Failure:
                 str(self.program),
                 f"  {self.case}",
                 what.rstrip(),
+                f"one operation at a time it is {self.without_compiler}",
                 f"replay: {self.command}",
                 f"shrunk: {self.shrunk_command}",
             ]
@@ -95,7 +97,15 @@ class Session:
             shorter += f" --keep {','.join(map(str, shrunk.positions)) or 'none'}"
         if plain:
             shorter += f" --plain {','.join(plain)}"
-        return Failure(number=number, program=shrunk, case=case, wrong=wrong, command=command, shrunk_command=shorter)
+        return Failure(
+            number=number,
+            program=shrunk,
+            case=case,
+            wrong=wrong,
+            without_compiler=without_compiler(shrunk, case) if self.shrink else "not tried",
+            command=command,
+            shrunk_command=shorter,
+        )
 
     def progress(self) -> str:
         elapsed = time.monotonic() - self.started
@@ -115,6 +125,14 @@ class Session:
         lines += ["", *(f"discarded {n}: {why}" for why, n in self.discarded.most_common())]
         lines += [f"wrong: {failure.shrunk_command}" for failure in self.failures]
         return "\n".join([*lines, f"seed {self.seed}", self.progress()])
+
+
+def without_compiler(program: Program, case: Case) -> str:
+    """Whether a program is right or wrong if nothing but scans and branches is compiled as a whole."""
+    try:
+        return "wrong" if check(program, dataclasses.replace(case, eager=True)).wrong else "right"
+    except Discarded as error:
+        return f"discarded: {error}"
 
 
 def shrink(
