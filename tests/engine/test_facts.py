@@ -17,8 +17,6 @@ from pegprof.engine.strategies import STRATEGIES, loop
 from pegprof.engine.strategies.base import bind_wide
 from pegprof.engine.strategies.lookups import adds_rows, can_undo
 
-pytestmark = pytest.mark.smoke
-
 p = primitives
 F, INTS = jnp.ones((1, 3, 2)), jnp.zeros((3, 1), jnp.int32)
 BOOLS, COMPLEX = F > 0, F + 0j
