@@ -134,7 +134,8 @@ def _disagreement(name: str, got: Any, want: np.ndarray, g: np.ndarray | None, r
     return _worst(got, want, allowed)
 
 
-_DEGREE = {"mean": 1, "variance": 2, "mean_squared": 2}  # statistics whose terms can cancel, and their power of g
+# Statistics whose terms can cancel, and the power of g that bounds a term.
+_DEGREE = {"mean": 1, "variance": 2, "mean_squared": 2, "sign_mean": 0, "tanh_mean": 1, "third_moment": 3}
 
 
 def _snr_disagreement(got: np.ndarray, want: np.ndarray, g: np.ndarray, rtol: float) -> str:
