@@ -152,7 +152,7 @@ def in_chunks(of_chunk: Chunk, examples: Any, B: int, size: int) -> tuple[list[V
         values, joined = of_chunk(chunk, size)
         return (n + size, [merge(a, n, b, size) for a, b in zip(totals, values, strict=True)]), joined
 
-    (_, totals), joined = jax.lax.scan(step, (jnp.zeros((), jnp.result_type(float)), totals), chunks)
+    (_, totals), joined = jax.lax.scan(step, (jnp.zeros((), jnp.result_type(float)), totals), chunks, whole)
     joined = jax.tree.map(lambda x: x.reshape(cut, *x.shape[2:]), joined)
     if rest:
         values, last = of_chunk(jax.tree.map(lambda x: x[cut:], examples), rest)

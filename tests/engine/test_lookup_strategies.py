@@ -8,7 +8,7 @@ import pytest
 from pegprof import grad_stats, make_plan
 from pegprof.engine.statistics import Statistic
 from pegprof.engine.strategies import STRATEGIES
-from tests.engine.cases import ALL_STATISTICS, defined_for
+from tests.engine.cases import ALL_STATISTICS, case, defined_for
 from tests.oracles import assert_stats_agree, loop_stats, quick_jit
 from tests.programs.registry import score
 
@@ -303,3 +303,8 @@ def test_the_logits_are_not_held_through_the_backward_pass():
     rows_added = max(i for i, eqn in enumerate(jaxpr.eqns) if "scatter-add" in str(eqn.primitive))
     layer_formed = [i for i, eqn in enumerate(jaxpr.eqns) if any(v.aval.shape == (D, D) for v in eqn.outvars)]
     assert last_use < min(layer_formed) < rows_added
+
+
+def test_a_product_that_is_the_same_for_all_examples_is_added_up_as_often_as_there_are_examples():
+    loss, params, x = case("positions_looked_up_and_penalised_in_a_layer_of_one", 3)
+    check("late", "table", loss, params, x, stats=("mean", "second_moment"), backend="tpu")

@@ -200,3 +200,20 @@ def batch_ensemble_of_rank_one_factors(draw, B):
         return score(jax.vmap(member)(p["r"], p["s"])) + 0.1 * jnp.sum(jnp.square(p["r"] - 1))
 
     return loss, {"slow": draw(5, 4), "r": draw.positive(3, 5), "s": draw.positive(3, 4)}, draw(B, 5)
+
+
+@program()
+def positions_looked_up_and_penalised_in_a_layer_of_one(draw, B):
+    """The product of the penalty has nothing of the example, the rows looked up have."""
+    params = {"table": draw(1, 7)}
+
+    def loss(params, x):
+        @jax.checkpoint
+        def step(carry, table):
+            h, penalty = carry
+            return (jnp.tanh(h + table[jnp.arange(5)]), penalty + jnp.sum(table**3)), None
+
+        (h, penalty), _ = jax.lax.scan(step, (x, 0.0), params["table"], unroll=2)
+        return score(h) + 0.1 * penalty
+
+    return loss, params, draw(B, 2, 3, 5)

@@ -77,7 +77,7 @@ def run_keeping(
     shapes = jax.eval_shape(lambda example: outputs_of(example).gradients, [x[0] for x in examples])
     start = (jnp.ones((), jnp.float32), [running.start(s) for s in shapes])
     unroll = _unrolled(tail, min(chunk, frontier.B))
-    (_, totals), (own, kept) = jax.lax.scan(step, start, examples, unroll=unroll)
+    (_, totals), (own, kept) = jax.lax.scan(step, start, examples, frontier.B, unroll=unroll)
     return [{**running.finish(total, frontier.B), **norms} for total, norms in zip(totals, own, strict=True)], kept
 
 
