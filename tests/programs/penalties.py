@@ -211,7 +211,7 @@ def positions_looked_up_and_penalised_in_a_layer_of_one(draw, B):
         @jax.checkpoint
         def step(carry, table):
             h, penalty = carry
-            return (jnp.tanh(h + table[jnp.arange(5)]), penalty + jnp.sum(table**3)), None
+            return (jnp.tanh(h + table[jnp.arange(5)][None, None, None]), penalty + jnp.sum(table**3)), None
 
         (h, penalty), _ = jax.lax.scan(step, (x, 0.0), params["table"], unroll=2)
         return score(h) + 0.1 * penalty
