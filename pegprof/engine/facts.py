@@ -48,8 +48,8 @@ def _none(value: Any) -> bool:
 
 
 def _unsharded(sharding: Any) -> bool:
-    """Whether a sharding says nothing; JAX gives some gradients one over an empty mesh."""
-    return sharding is None or sharding.mesh.empty
+    """Whether a sharding spreads nothing: JAX gives some equations one over an empty mesh, or over none of its axes."""
+    return sharding is None or sharding.mesh.empty or all(axis is None for axis in sharding.spec)
 
 
 # Elementwise.

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pegprof.engine.jaxpr import Env, start, vary, varying_axes
+from pegprof.engine.jaxpr import Env, leading_axis, start, vary, varying_axes
 from pegprof.engine.plan import Plan, PlanRow
 from pegprof.engine.planner import find_sites, plan_sites
 from pegprof.engine.quantities import Values, in_chunks, is_per_example, of_same
@@ -204,7 +204,7 @@ def _run(
         axes = [0 if own else None for own in trace.depends]
         out_axes = (0, 0, [{q.name: 0 if is_per_example(q.name) else None for q in quantities} for _ in trace.names])
         batched = jax.vmap(outputs_of, (0, axes), out_axes, axis_size=n)
-        losses, aux, values = batched(jnp.arange(n), with_examples(examples))
+        losses, aux, values = batched(_numbered(n, examples), with_examples(examples))
         return _merged_and_joined(jnp.mean(losses), aux, values)
 
     def of_one(examples: list[Any], n: int) -> tuple[list[Values], Any]:
@@ -217,6 +217,12 @@ def _run(
     )
     aux = jax.tree.unflatten(trace.aux_tree, aux)
     return loss[MEAN.name], aux, [{**a, **b} for a, b in zip(merged, joined, strict=True)]
+
+
+def _numbered(n: int, examples: Sequence[Any]) -> jax.Array:
+    """The numbers of n examples, spread over the devices as these are where a mesh has explicit axes."""
+    axes = {axis for x in examples if (axis := leading_axis(x)) is not None}
+    return jax.sharding.reshard(jnp.arange(n), jax.P(axes.pop())) if axes else jnp.arange(n)
 
 
 def _merged_and_joined(loss: Any, aux: list[Any], values: list[Values]) -> tuple[list[Values], Any]:

@@ -39,6 +39,7 @@ __all__ = [
     "constants",
     "dtype_of",
     "evaluate",
+    "leading_axis",
     "marker",
     "primitives",
     "prune",
@@ -121,6 +122,12 @@ def vary(x: Any, axes: Iterable[str]) -> Any:
     """A value whose type says that it differs along some axes of a ``shard_map``; nothing is computed."""
     missing = tuple(sorted(set(axes) - varying_axes(x)))
     return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+
+def leading_axis(x: Any) -> Any:
+    """The explicit axes of a mesh that a value's leading axis is sharded over, by its type; None if there are none."""
+    spec = jax.typeof(x).sharding.spec
+    return spec[0] if len(spec) else None
 
 
 def zeros_like(aval: Any, dtype: Any = None) -> jax.Array:

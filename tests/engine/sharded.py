@@ -12,6 +12,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pegprof import grad_stats
@@ -36,7 +37,26 @@ def main(names: list[str]) -> int:
                 complaint = _complaint(quick_jit(fn)(params, batch), expected)
                 print(f"{name} check_vma={check_vma} microbatch_size={microbatch_size}: {complaint or 'agrees'}")  # noqa: T201
                 complaints += bool(complaint)
-    return 1 if complaints else 0
+    complaint = _explicit_complaint()
+    print(f"explicit axes: {complaint or 'agrees'}")  # noqa: T201
+    return 1 if complaints or complaint else 0
+
+
+def _explicit_complaint() -> str:
+    """A batch that is sharded over an explicit axis, all at once and without a ``shard_map``."""
+    mesh = jax.make_mesh((8,), ("data",))
+    rng = np.random.default_rng(0)
+    loss = lambda w, x: jnp.mean(jnp.tanh(x @ w))
+    stats_of = grad_stats(loss, STATS, microbatch_size=EXAMPLES)
+    for shape in ((EXAMPLES, 3), (EXAMPLES, 5, 3)):
+        w, x = rng.normal(size=(3, 2)), rng.normal(size=shape)
+        expected = quick_jit(stats_of)(w, x)
+        with jax.set_mesh(mesh):
+            sharded = jax.device_put(x, jax.NamedSharding(mesh, jax.P("data")))
+            found = quick_jit(stats_of)(jax.device_put(w, jax.NamedSharding(mesh, jax.P())), sharded)
+        if complaint := _complaint(found, expected):
+            return complaint
+    return ""
 
 
 def _on_mesh(stats_of: Any, check_vma: bool) -> Any:

@@ -24,4 +24,5 @@ def test_eight_devices_have_together_the_statistics_of_the_whole_batch():
     command = [sys.executable, "-m", "tests.engine.sharded", *PROGRAMS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("agrees") == 4 * len(PROGRAMS)
+    assert done.stdout.count("agrees") == 4 * len(PROGRAMS) + 1
+    assert "explicit axes: agrees" in done.stdout
