@@ -111,6 +111,8 @@ class ExampleCheck:
     def _about_loss(self) -> list[str]:
         if self.findings:
             compared = f"The mean of {self.examples} per-example gradients is not the gradient of the batch."
+            if not self.interaction:
+                compared = "The gradients are not finite, so they cannot be compared."
             return [
                 *([self.uncompared] if self.uncompared else [compared]),
                 *_listed(f"{f.parameter}: {f.what}" for f in _worst_first(self.findings)),

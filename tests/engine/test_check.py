@@ -343,3 +343,10 @@ def test_parameters_in_several_arguments_have_the_names_of_the_statistics():
 def test_the_loss_may_return_more_beside_its_value():
     W, x = _arrays((3, 4), (6, 3))
     assert check_examples(lambda w, x: (jnp.mean(jnp.tanh(x @ w)), x), W, x, has_aux=True).ok
+
+
+def test_gradients_that_are_nan_on_both_sides_are_not_said_to_differ():
+    (x,) = _arrays((4, 3))
+    report = check_examples(lambda w, x: jnp.mean(jnp.tanh(x @ w)), jnp.ones(3), x.at[0, 0].set(jnp.nan))
+    assert not report.ok
+    assert str(report).startswith("The gradients are not finite, so they cannot be compared.")
