@@ -87,7 +87,7 @@ class Row:
         return ", ".join(f"{name} {count}" for name, count in counts.most_common())
 
     @property
-    def pace(self) -> str:
+    def examples_at_a_time(self) -> str:
         if self.plan is None:
             return UNKNOWN
         return "all" if self.plan.microbatch_size >= self.plan.batch else str(self.plan.microbatch_size)

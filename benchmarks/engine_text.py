@@ -49,7 +49,7 @@ def memory_table(results: Results, names: Sequence[str]) -> Table:
             _verdict(row.temp_against_allowed, 1.0, f" ({format_bytes(row.allowed_temp_bytes)})"),
             format_ratio(row.compile_ratio),
             format_seconds(row.plan_s),
-            row.pace,
+            row.examples_at_a_time,
             row.strategies,
         )
     table.add_section()

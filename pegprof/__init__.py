@@ -10,10 +10,14 @@ if TYPE_CHECKING:
     from pegprof import optimizers as optimizers
     from pegprof.adapters import from_flax as from_flax
     from pegprof.adapters import from_nnx as from_nnx
-    from pegprof.engine.check import check_examples as check_examples
-    from pegprof.engine.inject import grad_stats as grad_stats
-    from pegprof.engine.inject import value_and_grad_stats as value_and_grad_stats
+    from pegprof.checking.examples import check_examples as check_examples
+    from pegprof.engine.accumulators import Accumulator as Accumulator
+    from pegprof.engine.accumulators import Moment as Moment
+    from pegprof.engine.accumulators import PerExample as PerExample
     from pegprof.engine.planner import make_plan as make_plan
+    from pegprof.engine.run import accumulate_stats as accumulate_stats
+    from pegprof.engine.run import grad_stats as grad_stats
+    from pegprof.engine.run import value_and_grad_stats as value_and_grad_stats
     from pegprof.engine.statistics import Statistic as Statistic
     from pegprof.errors import PegprofError as PegprofError
     from pegprof.optimizers.step import train_step as train_step
@@ -24,11 +28,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME_OF = {
-    "grad_stats": "pegprof.engine.inject",
-    "value_and_grad_stats": "pegprof.engine.inject",
+    "grad_stats": "pegprof.engine.run",
+    "accumulate_stats": "pegprof.engine.run",
+    "value_and_grad_stats": "pegprof.engine.run",
     "make_plan": "pegprof.engine.planner",
-    "check_examples": "pegprof.engine.check",
+    "check_examples": "pegprof.checking.examples",
     "Statistic": "pegprof.engine.statistics",
+    "Accumulator": "pegprof.engine.accumulators",
+    "PerExample": "pegprof.engine.accumulators",
+    "Moment": "pegprof.engine.accumulators",
     "train_step": "pegprof.optimizers.step",
     "PegprofError": "pegprof.errors",
     "Problem": "pegprof.problem",

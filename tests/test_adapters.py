@@ -13,7 +13,7 @@ from flax import linen as nn
 from flax import nnx
 
 import pegprof
-from pegprof.checking import check_problem
+from pegprof.checking.problem import check_problem
 from pegprof.errors import PegprofError
 from pegprof.user_code import home_of
 from tests.waiting import LIMIT_S

@@ -23,8 +23,8 @@ from benchmarks import (
     host_memory,
     models,
     optimizer_step,
-    paces,
     rates,
+    schedules,
     timing,
     zoo_targets,
     zoo_verdicts,
@@ -32,12 +32,12 @@ from benchmarks import (
 from benchmarks.command import write_csv
 from benchmarks.engine_bars import check_bars
 from benchmarks.engine_results import Cell, Results, Row
-from pegprof.engine.costs import RATES, Rates
 from pegprof.errors import PegprofError
 from pegprof.problem import load_problem
 from pegprof.profiling.comparison import Change
 from pegprof.profiling.gate import Gate
 from pegprof.profiling.result import METHODS
+from pegprof.rates import RATES, Rates
 from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parent.parent
@@ -469,9 +469,9 @@ def test_optimizer_step_writes_a_row_for_each_step_and_checks_the_bar(linear, tm
     assert float(rows[0]["time_ratio"]) == 1.0
 
 
-def test_paces_are_timed_one_row_each_and_the_planner_has_chosen_one_of_them(linear, tmp_path):
-    path = tmp_path / "paces.csv"
-    result = invoke(paces, "--models", linear, "--batch", 4, "--rounds", 2, "--repeats", 1, "--csv", path)
+def test_schedules_are_timed_one_row_each_and_the_planner_has_chosen_one_of_them(linear, tmp_path):
+    path = tmp_path / "schedules.csv"
+    result = invoke(schedules, "--models", linear, "--batch", 4, "--rounds", 2, "--repeats", 1, "--csv", path)
     assert result.exit_code == 0
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))

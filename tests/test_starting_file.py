@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from pegprof import check_examples
-from pegprof.checking import check_problem
+from pegprof.checking.problem import check_problem
 from pegprof.errors import ExitCode, PegprofError
 from pegprof.problem import load_problem
 from pegprof.starting_file import FUNCTION, write_starting_file

@@ -6,6 +6,7 @@ Jaxprs that are *flat*: jit, remat, custom_jvp and custom_vjp are inlined; scan,
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,45 +21,6 @@ from jax.extend.core import Primitive as _Primitive
 from jax.interpreters import partial_eval as pe
 
 from pegprof.user_code import is_users_own, place
-
-__all__ = [
-    "Atom",
-    "ClosedJaxpr",
-    "Env",
-    "Jaxpr",
-    "JaxprEqn",
-    "Literal",
-    "Primitive",
-    "Var",
-    "abstract",
-    "at_line_of_call",
-    "barrier_p",
-    "bind",
-    "called_by",
-    "close",
-    "constants",
-    "dtype_of",
-    "evaluate",
-    "leading_axis",
-    "marker",
-    "primitives",
-    "prune",
-    "pvary_p",
-    "shape_of",
-    "source_function",
-    "source_line",
-    "source_of",
-    "split_p",
-    "start",
-    "sub_jaxprs",
-    "trace",
-    "unbatchable_reason",
-    "used_inputs",
-    "vary",
-    "varying_axes",
-    "with_outputs",
-    "zeros_like",
-]
 
 Atom = Var | Literal
 Primitive = Any  # jax.extend.core.Primitive, which is not typed
@@ -139,6 +101,15 @@ def shape_of(atom: Atom) -> tuple[int, ...]:
     return tuple(getattr(atom.aval, "shape", ()))
 
 
+def size_of(atom: Atom) -> int:
+    return math.prod(shape_of(atom))
+
+
+def variables(atoms: Iterable[Atom]) -> list[Var]:
+    """The atoms that are not literals."""
+    return [v for v in atoms if isinstance(v, Var)]
+
+
 def dtype_of(atom: Atom) -> Any:
     return getattr(atom.aval, "dtype", None)
 
@@ -149,6 +120,18 @@ def close(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> ClosedJaxpr:
 
 def trace(fun: Callable[..., Any], avals: Iterable[Any]) -> ClosedJaxpr:
     return jax.make_jaxpr(fun)(*map(abstract, avals))
+
+
+def equations_of(fun: Callable[..., Any], taken: Sequence[Var]) -> tuple[list[JaxprEqn], list[Atom]]:
+    """A function of the values of some variables, as equations that take these variables, and its results."""
+    closed = trace(fun, [v.aval for v in taken])
+    named: dict[Var, Atom] = dict(zip(closed.jaxpr.invars, taken, strict=True))
+    named |= {v: Literal(x, jax.typeof(x)) for v, x in zip(closed.jaxpr.constvars, closed.consts, strict=True)}
+
+    def rename(atoms: Sequence[Atom]) -> list[Atom]:
+        return [named.get(v, v) if isinstance(v, Var) else v for v in atoms]
+
+    return [eqn.replace(invars=rename(eqn.invars)) for eqn in closed.jaxpr.eqns], rename(closed.jaxpr.outvars)
 
 
 def with_outputs(closed: ClosedJaxpr, outputs: Sequence[Atom]) -> ClosedJaxpr:
@@ -173,18 +156,6 @@ def used_inputs(closed: ClosedJaxpr) -> list[bool]:
 def sub_jaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
     """The Jaxprs that an equation holds as parameters: a scan's body, a cond's branches."""
     yield from jaxprs_in_params(eqn.params)
-
-
-def constants(closed: ClosedJaxpr) -> Iterator[Any]:
-    """The arrays that a program holds, its own and those of the programs within."""
-    yield from closed.consts
-    params = (param for eqn in closed.jaxpr.eqns for param in eqn.params.values())
-    for param in params:
-        for inner in param if isinstance(param, tuple) else (param,):
-            if isinstance(inner, ClosedJaxpr):
-                yield from constants(inner)
-            elif isinstance(inner, Jaxpr):
-                yield from constants(close(inner))
 
 
 def source_line(eqn: JaxprEqn) -> str:

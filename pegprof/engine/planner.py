@@ -1,4 +1,4 @@
-"""Trace -> Plan: a strategy for each site, by cost, and a pace for the whole program.
+"""Trace -> Plan: a strategy for each site, by cost, and a number of examples at a time for the whole program.
 
 The costs are counted (``costs.py``), the rates of the backend turn them into seconds, and the cheapest wins. Everything
 that was compared is in the plan.
@@ -6,28 +6,28 @@ that was compared is in the plan.
 
 import dataclasses
 import math
-import numbers
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 import jax
 
-from pegprof.engine.contraction import contraction_of
-from pegprof.engine.costs import Rates, frontier_bytes, gradient_bytes, rates_of
-from pegprof.engine.early import with_early_parts
-from pegprof.engine.hoist import hoist
-from pegprof.engine.jaxpr import source_line, unbatchable_reason
-from pegprof.engine.pace import Body, body_of, body_seconds
-from pegprof.engine.plan import MATERIALISE, Candidate, Pace, Plan, PlanRow
+from pegprof.checking.arguments import Loss, check_batch
+from pegprof.engine.accumulators import Accumulator
+from pegprof.engine.costs import Body, arrays_of, body_of, body_seconds, frontier_bytes, gradient_bytes
+from pegprof.engine.jaxpr import source_line, unbatchable_reason, variables
+from pegprof.engine.options import Options, PlanArgs, takes_options
+from pegprof.engine.passes.loops import hoist
+from pegprof.engine.plan import CONSTANT, Candidate, Plan, PlanRow, Schedule
+from pegprof.engine.rules import RULES, find_strategy, strategies
 from pegprof.engine.sites import Cut, Site, cut_program
-from pegprof.engine.statistics import Quantity, Statistic, quantities_of, resolve
-from pegprof.engine.strategies import STRATEGIES
-from pegprof.engine.tails import Tail, example_dependent, variables
-from pegprof.engine.trace import Loss, Roles, Trace, trace_example
-from pegprof.errors import PegprofError
+from pegprof.engine.statistics import Statistic, accumulators_of, resolve
+from pegprof.engine.structures.contraction import describe_contraction
+from pegprof.engine.tails import example_dependent
+from pegprof.engine.trace import Trace, trace_example
+from pegprof.rates import Rates, rates_of
 
 AS_FAST = 1.02
-"""Estimates of time that are this close do not tell two paces apart. Then memory does: it is not free."""
+"""Estimates of time that are this close do not tell two schedules apart. Then memory does: it is not free."""
 
 REUSED_BYTES = 32 * 2**20
 """What a program may allocate anew in every run at no cost: glibc hands out larger blocks as fresh pages, each of which
@@ -40,18 +40,12 @@ CHUNK_BYTES = 64 * 2**20
 """How much the gradients that a site holds at once may take, at the most."""
 
 
+@takes_options(PlanArgs)
 def make_plan(
     loss: Loss,
     *args: Any,
     stats: Sequence[str | Statistic] | str | Statistic = ("mean", "second_moment"),
-    argnums: int | tuple[int, ...] = 0,
-    batch_argnums: int | tuple[int, ...] = 1,
-    keep_batch_dim: bool = True,
-    has_aux: bool = False,
-    prng_argnum: int | None = None,
-    microbatch_size: int | None = None,
-    backend: str | None = None,
-    memory_budget: int | None = None,
+    **options: Unpack[PlanArgs],
 ) -> Plan:
     """What ``grad_stats`` with the same options would do for these arguments; nothing is computed.
 
@@ -68,68 +62,54 @@ def make_plan(
     >>> plan.row("params").contraction, plan.row("params").strategy
     ('bi,bo->io', 'factored')
     """
-    roles = Roles(
-        argnums=argnums,
-        batch_argnums=batch_argnums,
-        keep_batch_dim=keep_batch_dim,
-        has_aux=has_aux,
-        prng_argnum=prng_argnum,
-    )
-    trace = trace_example(loss, args, roles)
-    return plan_sites(
-        trace,
-        find_sites(trace),
-        resolve(stats),
-        microbatch_size=microbatch_size,
-        backend=backend,
-        memory_budget=memory_budget,
-    )
+    wanted = resolve(stats)
+    trace = trace_example(loss, args, Options(**options))
+    return plan_sites(trace, find_sites(trace, accumulators_of(wanted)), wanted)
 
 
-def find_sites(trace: Trace) -> Cut:
-    """The traced program, cut at its sites."""
-    closed = hoist(trace.closed, gradients=trace.gradient_names, depends=trace.depends)
-    return with_early_parts(cut_program(closed, trace.gradient_names, trace.depends))
+def find_sites(trace: Trace, accumulators: Sequence[Accumulator]) -> Cut:
+    """The traced program, cut at its sites.
+
+    An accumulator that looks at a whole gradient cannot be filled inside a loop over layers, which sees slices of it.
+    """
+    names = trace.gradient_names
+    by_slices = all(a.takes_parts for a in accumulators)
+    whole, parts = (names, ()) if by_slices else ((), names)
+    closed = hoist(trace.closed, gradients=whole, parts=parts, depends=trace.depends)
+    return cut_program(closed, names, trace.depends, inside_loops=by_slices)
 
 
-def plan_sites(
-    trace: Trace,
-    cut: Cut,
-    stats: Sequence[Statistic],
-    *,
-    microbatch_size: int | None,
-    backend: str | None,
-    memory_budget: int | None = None,
-) -> Plan:
-    """Choose a strategy for each site and a pace for the whole."""
-    _check_batch(trace.B, stats, microbatch_size)
-    where = backend or jax.default_backend()
-    quantities = tuple(quantities_of(stats).values())
-    planner = _Planner(trace=trace, cut=cut, quantities=quantities, backend=where, rates=rates_of(where))
+def plan_sites(trace: Trace, cut: Cut, stats: Sequence[Statistic]) -> Plan:
+    """Choose a strategy for each site, and how many examples run at a time."""
+    options = trace.options
+    check_batch(trace.B, stats, options.microbatch_size)
+    backend = options.backend or jax.default_backend()
+    accumulators = accumulators_of(stats)
+    planner = _Planner(trace=trace, cut=cut, accumulators=accumulators, backend=backend, rates=rates_of(backend))
     body = body_of(cut)
-    reason = next(_unbatchable(trace), "")
+    reason = unbatchable(trace)
     if reason:
         sizes = [1]
-    elif microbatch_size is not None:
-        sizes = [min(microbatch_size, trace.B)]
+    elif options.microbatch_size is not None:
+        sizes = [min(options.microbatch_size, trace.B)]
     else:
-        sizes = _paces_to_try(trace.B, body, where, memory_budget)
-    options = {size: planner.plan_at(size) for size in sizes}
-    paces = [planner.pace(size, options[size], body) for size in sizes]
-    best = _best_pace(paces, where, memory_budget)
+        sizes = _sizes_to_try(trace.B, body, backend, options.memory_budget)
+    rows = {size: planner.plan_at(size) for size in sizes}
+    schedules = [planner.schedule(size, rows[size], body) for size in sizes]
+    best = _best_schedule(schedules, backend, options.memory_budget)
     return Plan(
-        rows=options[best.microbatch_size],
+        rows=rows[best.microbatch_size],
         stats=tuple(stat.name for stat in stats),
         batch=trace.B,
         microbatch_size=best.microbatch_size,
-        backend=where,
+        backend=backend,
         one_at_a_time=reason,
-        paces=tuple(paces),
+        schedules=tuple(schedules),
         rates=dataclasses.asdict(planner.rates),
     )
 
 
-def _paces_to_try(B: int, body: Body, backend: str, memory_budget: int | None) -> list[int]:
+def _sizes_to_try(B: int, body: Body, backend: str, memory_budget: int | None) -> list[int]:
     """All at once, and halves of it: on a CPU for speed, elsewhere only for want of memory.
 
     Where a loop over time stacks what the plain gradient would add up, all at once takes more memory than that. On a
@@ -151,16 +131,16 @@ def _halves(B: int) -> list[int]:
     return [B >> k for k in range(B.bit_length())]
 
 
-def _best_pace(paces: Sequence[Pace], backend: str, memory_budget: int | None) -> Pace:
+def _best_schedule(schedules: Sequence[Schedule], backend: str, memory_budget: int | None) -> Schedule:
     """The largest that fits the budget, on a CPU the leanest of the fastest; if none fits, what needs least."""
-    fitting = [pace for pace in paces if memory_budget is None or pace.bytes <= memory_budget]
+    fitting = [each for each in schedules if memory_budget is None or each.bytes <= memory_budget]
     if not fitting:
-        return min(paces, key=lambda pace: pace.bytes)
+        return min(schedules, key=lambda each: each.bytes)
     if backend != "cpu":
         return fitting[0]
-    least_s = min(pace.seconds for pace in fitting)
-    fastest = [pace for pace in fitting if pace.seconds <= AS_FAST * least_s]
-    return min(fastest, key=lambda pace: (max(pace.bytes, REUSED_BYTES), -pace.microbatch_size))
+    least_s = min(each.seconds for each in fitting)
+    fastest = [each for each in fitting if each.seconds <= AS_FAST * least_s]
+    return min(fastest, key=lambda each: (max(each.bytes, REUSED_BYTES), -each.microbatch_size))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,50 +149,57 @@ class _Planner:
 
     trace: Trace
     cut: Cut
-    quantities: tuple[Quantity, ...]
+    accumulators: tuple[Accumulator, ...]
     backend: str
     rates: Rates
 
     def plan_at(self, examples: int) -> tuple[PlanRow, ...]:
         """The rows for some examples at a time, in the order of the parameters."""
-        rows = {name: _constant_row(self.trace, name) for name in self.cut.constants()}
+        why = "no example has a part in this gradient"
+        rows = {
+            name: PlanRow(parameter=name, shape=self.trace.shape_of(name), strategy=CONSTANT, why=why)
+            for name in self.cut.constants()
+        }
         for site in self.cut.sites():
             rows.update((row.parameter, row) for row in self.plan_site(site, examples))
         return tuple(rows[name] for name in self.trace.names)
 
     def plan_site(self, site: Site, examples: int) -> list[PlanRow]:
-        """The rows of the parameters whose gradients are formed at a site: they share a strategy."""
-        tail = site.tail
-        room = min(CHUNK_BYTES, examples * frontier_bytes(tail))
-        chunk = max(1, min(examples, room // max(1, gradient_bytes(tail))))
-        candidates = self.candidates(tail, examples, chunk)
-        best = candidates[0]
-        made = contraction_of(tail, site.made_by)
-        materialised = best.strategy == MATERIALISE
+        """The rows of the parameters whose gradients are formed at a site."""
+        room = min(CHUNK_BYTES, examples * frontier_bytes(site.tail))
+        chunk = max(1, min(examples, room // max(1, gradient_bytes(site.tail))))
+        best, *_ = candidates = self.candidates(site, examples, chunk)
+        contraction, rank = describe_contraction(site.tail, site.formed_by)
+        unknown = None if best.strategy in RULES else site.unknown
+        line = source_line(unknown) if unknown else ""
+        why = f"no rule covers it: {unknown.primitive.name} forms it ({line})" if unknown else ""
         return [
             PlanRow(
                 parameter=name,
                 shape=self.trace.shape_of(name),
                 strategy=best.strategy,
-                contraction=made.text,
-                rank=made.rank,
+                site=site.key,
+                structure=type(structure).__name__.lower(),
+                contraction=contraction,
+                rank=rank,
                 chunk=chunk,
                 flops=best.flops * site.repeats * self.trace.B / examples / len(site.names),
                 bytes=int(best.bytes_held) // len(site.names),
-                why=self.reason(site, best.strategy),
-                source=source_line(site.made_by) if materialised and site.made_by else "",
+                why=why or find_strategy(best.strategy).why,
+                source=line,
+                materialised=unknown is not None,
                 candidates=candidates,
             )
-            for name in site.names
+            for structure, names in zip(site.structures, site.parameters, strict=True)
+            for name in names
         ]
 
-    def candidates(self, tail: Tail, examples: int, chunk: int) -> tuple[Candidate, ...]:
-        """The strategies that fit, cheapest first; what fits everything counts only where nothing else does."""
-        fitting = [s for s in STRATEGIES.values() if s.fits(tail, self.quantities)]
-        known = [s for s in fitting if s.name != MATERIALISE] or fitting
+    def candidates(self, site: Site, examples: int, chunk: int) -> tuple[Candidate, ...]:
+        """The strategies that fit, cheapest first."""
+        fitting = [s for s in strategies().values() if s.covers(site, self.accumulators)]
         if self.backend != "cpu":  # a CPU runs fewer examples at a time instead
-            known = [s for s in known if s.frees_memory] or known
-        costs = {s.name: s.cost(tail, self.quantities, examples, chunk) for s in known}
+            fitting = [s for s in fitting if s.frees_memory] or fitting
+        costs = {s.name: s.cost(site, self.accumulators, examples, chunk) for s in fitting}
         found = [
             Candidate(
                 strategy=name,
@@ -225,49 +212,25 @@ class _Planner:
         ]
         return tuple(sorted(found, key=lambda candidate: candidate.seconds))
 
-    def reason(self, site: Site, strategy: str) -> str:
-        why = STRATEGIES[strategy].why
-        if strategy == MATERIALISE and site.made_by:
-            return f"{why}: {site.made_by.primitive.name} forms it ({source_line(site.made_by)})"
-        return why
-
-    def pace(self, examples: int, rows: Sequence[PlanRow], body: Body) -> Pace:
-        """What the whole batch takes at a pace, by estimate."""
-        by_name = {row.parameter: row for row in rows}
-        sites = [(site, by_name[site.names[0]].candidates[0]) for site in self.cut.sites()]
-        results = sum(4 * math.prod(row.shape) for row in rows) * len(self.quantities)
+    def schedule(self, examples: int, rows: Sequence[PlanRow], body: Body) -> Schedule:
+        """What the whole batch takes with some examples at a time, by estimate."""
+        by_site = {row.site: row.candidates[0] for row in rows if row.candidates}
+        sites = [(site, by_site[site.key]) for site in self.cut.sites()]
+        results = sum(4 * math.prod(row.shape) for row in rows) * arrays_of(self.accumulators)
         several = examples < self.trace.B
         one_chunk = body_seconds(body, examples, self.rates)
         one_chunk += sum(candidate.seconds * site.repeats for site, candidate in sites)
         one_chunk += 3 * results / self.rates.bandwidth if several else 0.0  # merging reads two and writes one
         held = max((candidate.bytes_held for _, candidate in sites), default=0.0)
-        return Pace(
+        return Schedule(
             microbatch_size=examples,
             seconds=one_chunk * self.trace.B / examples,
             bytes=examples * body.live_bytes + held + results * (2 if several else 1),
         )
 
 
-def _check_batch(B: int, stats: Sequence[Statistic], microbatch_size: Any) -> None:
-    for stat in stats:
-        if stat.minimum_batch > B:
-            raise PegprofError(
-                f"{stat.name} is not defined for a batch of {B}: {stat.formula}",
-                where=stat.name,
-                hint=f"give it at least {stat.minimum_batch} examples, or ask for another statistic",
-            )
-    if microbatch_size is not None and (not isinstance(microbatch_size, numbers.Integral) or microbatch_size < 1):
-        raise PegprofError(f"microbatch_size is {microbatch_size!r}", hint="it is a whole number of examples, or None")
-
-
-def _unbatchable(trace: Trace) -> Iterator[str]:
-    """Why vmap cannot batch the program: of each equation that has a part of the example in it."""
+def unbatchable(trace: Trace) -> str:
+    """Why vmap cannot batch the program, or "" if it can."""
     dependent = example_dependent(trace.closed.jaxpr, trace.depends)
-    for eqn in trace.closed.jaxpr.eqns:
-        if dependent.intersection(variables(eqn.invars)) and (reason := unbatchable_reason(eqn)):
-            yield reason
-
-
-def _constant_row(trace: Trace, name: str) -> PlanRow:
-    why = "no example has a part in this gradient"
-    return PlanRow(parameter=name, shape=trace.shape_of(name), strategy="constant", why=why)
+    mixed = (eqn for eqn in trace.closed.jaxpr.eqns if dependent.intersection(variables(eqn.invars)))
+    return next((reason for eqn in mixed if (reason := unbatchable_reason(eqn))), "")

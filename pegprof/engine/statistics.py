@@ -1,17 +1,10 @@
 """The table of statistics: what may be asked of the per-example gradients g_1..g_B.
 
-A statistic is *finished* from *quantities* that a site can accumulate without keeping B gradients:
-
-- a ``Moment``: the mean over the examples of phi(g_i), elementwise;
-- ``CENTRED``: the mean of (g_i - mean)², accumulated as such, not as a difference of moments;
-- ``SQUARE_NORM``: the sum of g_i² over one parameter, for each example.
-
-All three merge over chunks of examples (``inject.py``), so microbatching changes no statistic.
+A statistic is *finished* from the summaries of *accumulators* (``accumulators.py``), which a site can fill without
+keeping B gradients. To add one, add an entry to ``STATISTICS``, or pass a ``Statistic`` to ``grad_stats``.
 """
 
 import dataclasses
-import functools
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -19,46 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pegprof.errors import PegprofError, first_line, nearest
+from pegprof.checking.functions import check_accumulator, check_moment
+from pegprof.engine.accumulators import ABS, CENTRED, MEAN, SIGN, SQUARE, SQUARE_NORM, Accumulator, Moment, Summary
+from pegprof.errors import PegprofError, nearest
 
+Summaries = Mapping[Accumulator, Summary]
 Elementwise = Callable[[Any], Any]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Moment:
-    """The mean over the examples of ``phi(g)``.
-
-    ``factor`` is set where phi(x·y) = factor(x)·factor(y): then the mean over the examples of phi of a rank-one
-    gradient is one contraction of transformed factors.
-    """
-
-    name: str
-    phi: Elementwise
-    factor: Elementwise | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Centred:
-    """The mean over the examples of (g - mean)²."""
-
-    name: str = "centred"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SquareNorm:
-    """The sum of g² over one parameter, one number for each example."""
-
-    name: str = "square_norm"
-
-
-Quantity = Moment | Centred | SquareNorm
-
-MEAN = Moment(name="mean", phi=lambda g: g, factor=lambda x: x)
-SQUARE = Moment(name="square", phi=jnp.square, factor=jnp.square)
-SIGN = Moment(name="sign", phi=jnp.sign, factor=jnp.sign)
-ABS = Moment(name="abs", phi=jnp.abs, factor=jnp.abs)
-CENTRED = Centred()
-SQUARE_NORM = SquareNorm()
+Scaled = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,9 +28,9 @@ class Statistic:
     Args:
       name: the key under which ``grad_stats`` returns it.
       formula: how a person would write it.
-      needs: the quantities that it is finished from.
-      finish: from a mapping of quantity name to value, and B, to the statistic of one parameter. For the scope
-        ``"model"`` the value of ``square_norm`` is already added up over all parameters.
+      needs: the accumulators that it is finished from.
+      finish: from the summary of each of these, and B, to the statistic of one parameter. For the scope ``"model"``
+        the summaries are already added up over all parameters.
       oracle: the same from the stacked gradients, examples first, in NumPy: the slow truth.
       scope: ``"entry"`` is shaped like the parameter, ``"parameter"`` is [B] for each, ``"model"`` is one [B].
       minimum_batch: the smallest batch for which it is defined.
@@ -80,12 +40,12 @@ class Statistic:
 
     name: str
     formula: str
-    needs: tuple[Quantity, ...]
-    finish: Callable[[Mapping[str, jax.Array], int], jax.Array]
+    needs: tuple[Accumulator, ...]
+    finish: Callable[[Summaries, Any], jax.Array]
     oracle: Callable[[np.ndarray], np.ndarray]
     scope: Literal["entry", "parameter", "model"] = "entry"
     minimum_batch: int = 1
-    scaled: Callable[[jax.Array, jax.Array], jax.Array] | None = None
+    scaled: Scaled | None = None
 
     @classmethod
     def elementwise(
@@ -112,21 +72,17 @@ class Statistic:
             name=name,
             formula=f"mean of {name}(g)",
             needs=(moment,),
-            finish=lambda q, _: q[moment.name],
+            finish=lambda q, _: q[moment],
             oracle=lambda g: np.mean(np.asarray(phi(g)), axis=0),
         )
 
 
 def _keeping_dtype(fn: Elementwise) -> Elementwise:
     """A function whose result has its argument's dtype: sums and means of truth values or of whole numbers go wrong."""
-
-    def converted(x: Any) -> jax.Array:
-        return jnp.asarray(fn(x), jnp.result_type(x))
-
-    return converted
+    return lambda x: jnp.asarray(fn(x), jnp.result_type(x))
 
 
-def _homogeneous(degree: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
+def _homogeneous(degree: int) -> Scaled:
     """The statistic of c · g is c^degree times that of g."""
 
     def scaled(statistic: jax.Array, c: jax.Array) -> jax.Array:
@@ -141,37 +97,27 @@ def _absolutely_homogeneous(statistic: jax.Array, c: jax.Array) -> jax.Array:
     return jnp.abs(c) * statistic
 
 
-def _of_moment(
-    name: str,
-    formula: str,
-    moment: Moment,
-    oracle: Callable[[np.ndarray], np.ndarray],
-    scaled: Callable[[jax.Array, jax.Array], jax.Array],
-) -> Statistic:
+def _of_moment(name: str, formula: str, moment: Moment, oracle: Elementwise, scaled: Scaled) -> Statistic:
     return Statistic(
         name=name,
         formula=formula,
         needs=(moment,),
-        finish=lambda q, _: q[moment.name],
+        finish=lambda q, _: q[moment],
         oracle=lambda g: np.mean(oracle(g), axis=0),
         scaled=scaled,
     )
 
 
-def _variance(q: Mapping[str, jax.Array], B: int) -> jax.Array:
-    return q["centred"] * (B / (B - 1))
+def _variance(q: Summaries, B: Any) -> jax.Array:
+    return q[CENTRED].square * (B / (B - 1))
 
 
-def _mean_squared(q: Mapping[str, jax.Array], B: int) -> jax.Array:
-    return jnp.square(q["mean"]) - _variance(q, B) / B
+def _mean_squared(q: Summaries, B: Any) -> jax.Array:
+    return jnp.square(q[MEAN]) - _variance(q, B) / B
 
 
-def _snr(q: Mapping[str, jax.Array], B: int) -> jax.Array:
-    return jnp.square(q["mean"]) / _variance(q, B)
-
-
-def _norm_oracle(g_BxP: np.ndarray) -> np.ndarray:
-    return np.sqrt(np.sum(np.square(g_BxP), axis=tuple(range(1, g_BxP.ndim))))
+def _snr(q: Summaries, B: Any) -> jax.Array:
+    return jnp.square(q[MEAN]) / _variance(q, B)
 
 
 def _snr_oracle(g: np.ndarray) -> np.ndarray:
@@ -179,9 +125,15 @@ def _snr_oracle(g: np.ndarray) -> np.ndarray:
         return np.mean(g, axis=0) ** 2 / np.var(g, axis=0, ddof=1)
 
 
-def _norm(q: Mapping[str, jax.Array], _: int) -> jax.Array:
-    return jnp.sqrt(q["square_norm"])
-
+_NORM = Statistic(
+    name="norm",
+    formula="‖g‖ over all parameters, for each example",
+    needs=(SQUARE_NORM,),
+    finish=lambda q, _: jnp.sqrt(q[SQUARE_NORM]),
+    oracle=lambda g: np.sqrt(np.sum(np.square(g), axis=tuple(range(1, g.ndim)))),
+    scope="model",
+    scaled=_absolutely_homogeneous,
+)
 
 STATISTICS: dict[str, Statistic] = {
     statistic.name: statistic
@@ -224,23 +176,9 @@ STATISTICS: dict[str, Statistic] = {
             minimum_batch=2,
             scaled=lambda s, c: jnp.where(c == 0, jnp.nan, s),
         ),
-        Statistic(
-            name="norm",
-            formula="‖g‖ over all parameters, for each example",
-            needs=(SQUARE_NORM,),
-            finish=_norm,
-            oracle=_norm_oracle,
-            scope="model",
-            scaled=_absolutely_homogeneous,
-        ),
-        Statistic(
-            name="norm_by_param",
-            formula="‖g‖ over one parameter, for each example",
-            needs=(SQUARE_NORM,),
-            finish=_norm,
-            oracle=_norm_oracle,
-            scope="parameter",
-            scaled=_absolutely_homogeneous,
+        _NORM,
+        dataclasses.replace(
+            _NORM, name="norm_by_param", formula="‖g‖ over one parameter, for each example", scope="parameter"
         ),
     )
 }
@@ -270,108 +208,33 @@ def _resolve_one(stat: str | Statistic) -> Statistic:
                 hint="give yours another name",
             )
         if stat.name not in STATISTICS:
-            for quantity in stat.needs:
-                check_moment(quantity)
+            for accumulator in stat.needs:
+                check_accumulator(accumulator, statistic=stat.name, of_model=stat.scope == "model")
         return stat
     if stat not in STATISTICS:
         raise PegprofError(f"unknown statistic {stat!r}", hint=nearest(stat, STATISTICS))
     return STATISTICS[stat]
 
 
-def quantities_of(stats: Sequence[Statistic]) -> dict[Quantity, Quantity]:
-    """The quantities that some statistics need: each once, and as it is accumulated, under a name that no other has.
-
-    The names of pegprof's own are theirs. The mean comes along wherever the centred quantity does: chunks of that merge
-    by way of their means.
-    """
-    needed = dict.fromkeys(q for stat in stats for q in stat.needs)
-    if CENTRED in needed:
-        needed[MEAN] = None
-    owner: dict[str, Quantity] = {q.name: q for q in (MEAN, SQUARE, CENTRED, SQUARE_NORM)}
-    named: dict[Quantity, Quantity] = {}
-    for quantity in needed:
-        names = itertools.chain([quantity.name], (f"{quantity.name} ({i})" for i in itertools.count(2)))
-        name = next(name for name in names if owner.get(name, quantity) == quantity)
-        owner[name] = quantity
-        named[quantity] = dataclasses.replace(quantity, name=name)
-    return named
+def accumulators_of(stats: Sequence[Statistic]) -> tuple[Accumulator, ...]:
+    """The accumulators that some statistics need, each once. One that another contains is not kept beside it."""
+    needed = dict.fromkeys(a for stat in stats for a in stat.needs)
+    contained = {a for other in needed for a in other.contains}
+    return tuple(a for a in needed if a not in contained)
 
 
-def finish(stat: Statistic, values: Mapping[str, Any], named: Mapping[Quantity, Quantity], B: int) -> Any:
-    """A statistic from the values of its quantities, which go by the names that ``quantities_of`` gave them."""
-    return stat.finish({q.name: values[named[q].name] for q in stat.needs}, B)
+def finish(
+    stat: Statistic, accumulators: Sequence[Accumulator], leaves: Sequence[Sequence[Summary]], B: Any
+) -> list[Any]:
+    """A statistic of each parameter, from its summaries; of the whole model, as a list of one."""
+    by_leaf = [_with_contained(accumulators, summaries) for summaries in leaves]
+    if stat.scope != "model":
+        return [stat.finish(summaries, B) for summaries in by_leaf]
+    if not by_leaf:
+        return [stat.finish(dict.fromkeys(stat.needs, jnp.zeros(B)), B)]
+    return [stat.finish({a: sum(summaries[a] for summaries in by_leaf) for a in stat.needs}, B)]
 
 
-# ---- functions of users ---------------------------------------------------------------------------------------------
-
-_NUMBERS = (0.7137, -1.3291, 0.0, 2.1173, -0.4519, 1.0461)
-"""Of both signs, zero among them, in no order: what a function must map one by one."""
-
-
-@functools.lru_cache
-def check_moment(moment: Quantity) -> None:
-    """Refuse a moment whose ``phi`` is not elementwise, or whose ``factor`` is not a factor of it."""
-    if not isinstance(moment, Moment):
-        return
-    try:
-        _check_elementwise(moment)
-        _check_factor(moment)
-    except _TRACED:  # it depends on what is being traced, and cannot be tried here
-        return
-
-
-_TRACED = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
-
-
-def _check_elementwise(moment: Moment) -> None:
-    together = _tried(moment, moment.phi, np.asarray(_NUMBERS))
-    alone = [_tried(moment, moment.phi, np.asarray([x])) for x in _NUMBERS]
-    in_rows = _tried(moment, moment.phi, np.asarray(_NUMBERS).reshape(2, 3))
-    for x, here, row, own in zip(_NUMBERS, together, in_rows.ravel(), np.ravel(alone), strict=True):
-        for found in (here, row):
-            if not _agree(found, own):
-                raise PegprofError(
-                    f"the function of the statistic {moment.name!r} is not elementwise: it gives {own:.6g} for "
-                    f"{x} alone, and {found:.6g} beside other numbers",
-                    where=moment.name,
-                    hint="it must map each entry of a gradient by itself; for norms, ask for norm or norm_by_param",
-                )
-
-
-def _check_factor(moment: Moment) -> None:
-    if moment.factor is None:
-        return
-    products = _tried(moment, moment.phi, np.multiply.outer(_NUMBERS, _NUMBERS))
-    factors = _tried(moment, moment.factor, np.asarray(_NUMBERS))
-    for (i, x), (j, y) in itertools.product(enumerate(_NUMBERS), repeat=2):
-        if not _agree(products[i, j], factors[i] * factors[j]):
-            raise PegprofError(
-                f"the factor of the statistic {moment.name!r} is none: phi({x} · {y}) is {products[i, j]:.6g}, "
-                f"factor({x}) · factor({y}) is {factors[i] * factors[j]:.6g}",
-                where=moment.name,
-                hint="leave factor out: it makes rank-one gradients cheaper, and changes no value",
-            )
-
-
-def _tried(moment: Moment, fn: Elementwise, x: np.ndarray) -> np.ndarray:
-    """What a function gives for numbers, now, whatever is being traced."""
-    try:
-        with jax.ensure_compile_time_eval(), jax.debug_nans(False), np.errstate(all="ignore"):
-            y = np.asarray(fn(jnp.asarray(x, jnp.result_type(float))))
-    except _TRACED:
-        raise
-    except Exception as error:  # whatever a user's function says
-        what = f"a function of the statistic {moment.name!r} fails for an array of shape {x.shape}: {first_line(error)}"
-        raise PegprofError(what, where=moment.name, hint="it must map arrays of any shape, entry by entry") from error
-    if y.shape != x.shape:
-        raise PegprofError(
-            f"a function of the statistic {moment.name!r} gives shape {y.shape} for an array of shape {x.shape}",
-            where=moment.name,
-            hint="it must map each entry of a gradient to one number",
-        )
-    return y
-
-
-def _agree(a: Any, b: Any) -> bool:
-    with np.errstate(all="ignore"):
-        return bool(np.isclose(a, b, rtol=1e-4, atol=1e-30, equal_nan=True))
+def _with_contained(accumulators: Sequence[Accumulator], summaries: Sequence[Summary]) -> Summaries:
+    found = dict(zip(accumulators, summaries, strict=True))
+    return {other: read(x) for a, x in found.items() for other, read in a.contains.items()} | found

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pegprof.engine.facts import known
+from pegprof.engine.facts import facts_of, known
 from pegprof.engine.jaxpr import (
     Atom,
     ClosedJaxpr,
@@ -40,7 +40,6 @@ from pegprof.engine.jaxpr import (
     sub_jaxprs,
     trace,
 )
-from pegprof.engine.squeeze import ELEMENTWISE
 from pegprof.engine.statistics import STATISTICS
 from pegprof.errors import PegprofError
 
@@ -435,7 +434,7 @@ def _uniform(eqn: JaxprEqn, numbers: Sequence[_Number | None], made: Any) -> _Un
         return _Uniform(known[0] if same else _Number((known[0].key, str(dtype)), made))
     if eqn.primitive in _SHAPES and len(known) == 1:
         return _Uniform(known[0])
-    if eqn.primitive not in ELEMENTWISE:
+    if not facts_of(eqn).elementwise:
         return None
     scalars = [jnp.asarray(n.value, dtype_of(atom)) for n, atom in zip(known, eqn.invars, strict=True)]
     return _Uniform(_number(bind(eqn, scalars)[0], dtype))

@@ -1,30 +1,26 @@
 """``train_step``: a loss and an optimizer in, one jitted step of training out."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import optax
 
-from pegprof.engine.inject import value_and_grad_stats
+from pegprof.checking.arguments import Loss, batch_size
+from pegprof.engine.options import Options, TrainArgs, takes_options
+from pegprof.engine.run import value_and_grad_stats
 from pegprof.engine.statistics import STATISTICS, Statistic
-from pegprof.engine.trace import Loss, Roles, batch_size
 from pegprof.optimizers.needs import needed_statistics, own_statistics, update
 
 
+@takes_options(TrainArgs)
 def train_step(
     loss: Loss,
     opt: Any,
     *,
-    batch_argnums: int | tuple[int, ...] = 1,
-    keep_batch_dim: bool = True,
-    has_aux: bool = False,
-    prng_argnum: int | None = None,
-    microbatch_size: int | None = None,
-    backend: str | None = None,
-    memory_budget: int | None = None,
     statistics: Sequence[Statistic] = (),
     donate: bool = False,
+    **options: Unpack[TrainArgs],
 ) -> Callable[..., tuple[Any, Any, Any]]:
     """A jitted step of training that computes, by surgery, the statistics that the optimizer needs and no others.
 
@@ -62,25 +58,19 @@ def train_step(
     >>> w.round(3), value
     (Array([0.1  , 0.071], dtype=float32), Array(1., dtype=float32))
     """
-    roles = Roles(batch_argnums=batch_argnums, keep_batch_dim=keep_batch_dim, has_aux=has_aux, prng_argnum=prng_argnum)
+    given = Options(**options)
     own = own_statistics(statistics)
 
     def step(params: Any, state: Any, *args: Any) -> tuple[Any, Any, Any]:
-        B = batch_size((params, *args), roles.of((params, *args)))
+        B = batch_size((params, *args), given.of((params, *args)))
         needed = needed_statistics(opt, params, statistics=statistics, batch_size=B)
         value_and_stats = value_and_grad_stats(
             loss,
             [own.get(name) or STATISTICS[name] for name in needed],
-            batch_argnums=batch_argnums,
-            keep_batch_dim=keep_batch_dim,
-            has_aux=has_aux,
-            prng_argnum=prng_argnum,
-            microbatch_size=microbatch_size,
-            backend=backend,
-            memory_budget=memory_budget,
+            **options,
         )
         value, stats = value_and_stats(params, *args)
-        updates, state = update(opt, stats, state, params, value=value[0] if has_aux else value)
+        updates, state = update(opt, stats, state, params, value=value[0] if given.has_aux else value)
         return optax.apply_updates(params, updates), state, value
 
     return jax.jit(step, donate_argnums=(0, 1) if donate else ())

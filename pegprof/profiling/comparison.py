@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
-from pegprof.engine.plan import MATERIALISE, Plan, PlanRow
+from pegprof.engine.plan import Plan, PlanRow
 from pegprof.profiling.limits import Limits, is_of_time
 from pegprof.profiling.result import Result, Row
 from pegprof.profiling.significance import change_of_ratio
@@ -220,7 +220,7 @@ def _compare_plans(at: _Place, before: Plan, after: Plan | None) -> Iterator[Cha
 def _is_dearer(before: PlanRow, after: PlanRow, limit: float) -> bool:
     """Whether another strategy costs more; one that is cheaper in all respects is no regression."""
     more = after.flops > before.flops * (1 + limit) or after.bytes > before.bytes * (1 + limit)
-    return more or after.strategy == MATERIALISE
+    return more or (after.materialised and not before.materialised)
 
 
 def _percent(new: float, old: float) -> str:

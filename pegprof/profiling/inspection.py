@@ -16,7 +16,7 @@ from pegprof.profiling.tables import WIDTH, Column, make_console, name_of, print
 from pegprof.profiling.targets import Target, choose_target, cpu_target, free_host_bytes
 from pegprof.profiling.units import UNKNOWN, format_bytes, format_count
 
-SCHEMA = 1
+SCHEMA = 2
 LIMIT_S = 600.0
 
 

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import jaxlib
 
-from pegprof.checking import check_problem
-from pegprof.engine.kept import trace_kept
+from pegprof.checking.problem import check_problem
 from pegprof.engine.plan import Plan
 from pegprof.engine.statistics import resolve as resolve_stats
 from pegprof.errors import PegprofError
@@ -20,13 +19,14 @@ from pegprof.profiling.child import Reporter
 from pegprof.profiling.elsewhere import Place
 from pegprof.profiling.elsewhere import memory_bytes as memory_bytes
 from pegprof.profiling.environment import find_environment
+from pegprof.profiling.residuals import trace_residuals
 from pegprof.profiling.steps import choose_stats
 
 Request = dict[str, Any]
 
 OPTIMISM = 3
 """What surgery's planner foresees is from the trace. XLA fuses and recomputes, and has needed a third of that on a TPU:
-so a pace that is foreseen to need three times the memory is worth a compile, since a slower one can follow."""
+so a schedule that is foreseen to need three times the memory is worth a compile. A slower one can follow."""
 
 ROOMY = 0.8  # of a device's memory: less than that, and nothing is recomputed to save some
 
@@ -132,7 +132,7 @@ def _plan_smaller(problem: Problem, options: methods.Options, batch: int, plan: 
     """A budget with which surgery's planner takes fewer examples at a time, if it can: it foresaw too little."""
     if plan is None or options.surgery_size is not None:
         return None
-    foreseen = next(pace.bytes for pace in plan.paces if pace.microbatch_size == plan.microbatch_size)
+    foreseen = next(each.bytes for each in plan.schedules if each.microbatch_size == plan.microbatch_size)
     smaller = dataclasses.replace(options, memory_budget=int(foreseen) - 1)
     return smaller if methods.plan_surgery(problem, smaller, batch).microbatch_size < plan.microbatch_size else None
 
@@ -186,7 +186,7 @@ def measure_activations(request: Request, reporter: Reporter) -> None:
         temp_bytes = {batch: compile_at(batch)["temp_bytes"] for batch in verdict.SLOPE_BATCHES}
     else:
         temp_bytes = _find_slope(compile_at, place.device.memory_bytes)
-    kept = trace_kept(problem.loss, params, problem.abstract_batch(verdict.TRACED_BATCH))
+    kept = trace_residuals(problem.loss, params, problem.abstract_batch(verdict.TRACED_BATCH))
     reporter.update(temp_bytes=temp_bytes, traced_bytes_per_example=kept.bytes_per_example)
 
 

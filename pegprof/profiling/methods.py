@@ -6,7 +6,7 @@ statistics taken from each gradient in float32 at least.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,8 +14,9 @@ import jax.numpy as jnp
 from optax import microbatching
 
 import pegprof
+from pegprof.engine.accumulators import Accumulator, Moment
 from pegprof.engine.plan import Plan
-from pegprof.engine.statistics import CENTRED, Centred, Moment, Quantity, SquareNorm, Statistic, finish, quantities_of
+from pegprof.engine.statistics import Statistic, accumulators_of, finish
 from pegprof.errors import PegprofError, nearest
 from pegprof.problem import Problem
 
@@ -69,32 +70,32 @@ def _make_vmap(problem: Problem, options: Options) -> StatsFn:
 
     def fn(params: Params, batch: Batch) -> dict[str, Any]:
         grads = jax.vmap(grad_of_example, in_axes=(None, 0))(params, batch)
-        needed = quantities_of(options.stats).values()
-        quantities = {q.name: jax.tree.map(lambda g, q=q: _reduce(q, _widen(g)), grads) for q in needed}
-        return _finish(options.stats, quantities, params, batch)
+        kept = [jax.tree.map(lambda g, a=a: a.of_stack(_widen(g)), grads) for a in accumulators_of(options.stats)]
+        return _finish(options.stats, kept, params, batch)
 
     return fn
 
 
 def _make_microbatch(problem: Problem, options: Options) -> StatsFn:
-    needed = quantities_of(options.stats).values()
-    entries = [q for q in needed if not isinstance(q, SquareNorm)]
-    norms = [q for q in needed if isinstance(q, SquareNorm)]
+    needed = dict(enumerate(accumulators_of(options.stats)))
+    merged = {i: a for i, a in needed.items() if not a.per_example}
+    alone = {i: a for i, a in needed.items() if a.per_example}
 
     def fn(params: Params, batch: Batch) -> dict[str, Any]:
         opened, close_keys = _open_keys(batch)
-        quantities, aux = microbatching.micro_grad(
+        size = min(options.microbatch_size, _batch_size(batch))
+        kept, aux = microbatching.micro_grad(
             lambda params, opened: problem.loss(params, close_keys(opened)),
             keep_batch_dim=problem.keep_batch_dim,
-            microbatch_size=min(options.microbatch_size, _batch_size(batch)),
-            accumulator={q.name: _ACCUMULATORS[type(q)] for q in entries},
-            transform_fn=lambda grad: {q.name: jax.tree.map(_entry_fn(q), grad) for q in entries},
-            metrics_fn=lambda grad: {q.name: jax.tree.map(lambda g: jnp.sum(_widen(g) ** 2), grad) for q in norms},
+            microbatch_size=size,
+            accumulator={i: _optax_accumulator(a, params, size) for i, a in merged.items()},
+            transform_fn=lambda grad: {i: jax.tree.map(_entry_fn(a), grad) for i, a in merged.items()},
+            metrics_fn=lambda grad: {
+                i: jax.tree.map(lambda g, a=a: a.of_one(_widen(g)), grad) for i, a in alone.items()
+            },
         )(params, opened)
-        quantities |= aux.metrics
-        if CENTRED.name in quantities:
-            quantities[CENTRED.name] = _map_centres(lambda centre: centre.square, quantities[CENTRED.name])
-        return _finish(options.stats, quantities, params, batch)
+        kept |= aux.metrics
+        return _finish(options.stats, [kept[i] for i in needed], params, batch)
 
     return fn
 
@@ -150,14 +151,14 @@ def plan_surgery(problem: Problem, options: Options, B: int) -> Plan:
 def _about_surgery(problem: Problem, options: Options, B: int) -> About:
     plan = plan_surgery(problem, options, B)
     return About(
-        note=f"one at a time: {plan.one_at_a_time}" if plan.one_at_a_time else _pace_note(plan.microbatch_size, B),
+        note=f"one at a time: {plan.one_at_a_time}" if plan.one_at_a_time else _schedule_note(plan.microbatch_size, B),
         microbatch_size=plan.microbatch_size,
         materialised_parameters=len(plan.materialised),
         plan=plan,
     )
 
 
-def _pace_note(size: int, B: int) -> str:
+def _schedule_note(size: int, B: int) -> str:
     return f"{size} at a time" if size < B else ""
 
 
@@ -188,67 +189,36 @@ def _widen(g: jax.Array) -> jax.Array:
     return g.astype(jnp.promote_types(g.dtype, jnp.float32))
 
 
-def _entry_fn(quantity: Quantity) -> Callable[[jax.Array], jax.Array]:
-    """What is accumulated of one example's gradient."""
-    return lambda g: quantity.phi(_widen(g)) if isinstance(quantity, Moment) else _widen(g)
+def _entry_fn(accumulator: Accumulator) -> Callable[[jax.Array], jax.Array]:
+    """What is handed on of one example's gradient."""
+    return lambda g: accumulator.phi(_widen(g)) if isinstance(accumulator, Moment) else _widen(g)
 
 
-def _reduce(quantity: Quantity, g_Bx: jax.Array) -> jax.Array:
-    """A quantity of one parameter from its B gradients."""
-    match quantity:
-        case Moment(phi=phi):
-            return jnp.mean(phi(g_Bx), axis=0)
-        case Centred():
-            return jnp.var(g_Bx, axis=0)
-        case SquareNorm():
-            return jnp.sum(g_Bx**2, axis=tuple(range(1, g_Bx.ndim)))
+def _optax_accumulator(accumulator: Accumulator, params: Params, size: int) -> Any:
+    """An accumulator as optax has them: from a stack of ``size`` gradients, merged with those before."""
+    if isinstance(accumulator, Moment):
+        return microbatching.AccumulationType.MEAN
+    structure: Any = jax.tree.structure(params)
 
+    def update(old: Any, new: Any, chunks_so_far: jax.Array) -> Any:
+        pairs = zip(structure.flatten_up_to(old), structure.flatten_up_to(new), strict=True)
+        return jax.tree.unflatten(structure, [accumulator.merge(a, chunks_so_far * size, b, size) for a, b in pairs])
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Centre:
-    """The mean of some gradients and the mean of their squared distances from it."""
-
-    mean: jax.Array
-    square: jax.Array
-
-
-def _merge_centres(old: _Centre, new: _Centre, chunks_so_far: jax.Array) -> _Centre:
-    # Chan's formula for chunks of equal size; it loses no digits, as mean of squares minus square of mean would.
-    share = 1 / (chunks_so_far + 1)
-    apart = new.mean - old.mean
-    return _Centre(
-        mean=old.mean + share * apart,
-        square=(1 - share) * old.square + share * new.square + share * (1 - share) * apart**2,
+    return microbatching.Accumulator(
+        init=lambda kept: jax.tree.map(jnp.zeros_like, kept),
+        update=update,
+        finalize=lambda kept: kept,
+        aggregate=lambda g_Bx: jax.tree.map(accumulator.of_stack, g_Bx),
     )
 
 
-def _map_centres(fn: Callable[..., Any], *trees: Any) -> Any:
-    return jax.tree.map(fn, *trees, is_leaf=lambda node: isinstance(node, _Centre))
-
-
-_ACCUMULATORS: Mapping[type, Any] = {
-    Moment: microbatching.AccumulationType.MEAN,
-    Centred: microbatching.Accumulator(
-        init=lambda centres: jax.tree.map(jnp.zeros_like, centres),
-        update=lambda old, new, i: _map_centres(lambda a, b: _merge_centres(a, b, i), old, new),
-        finalize=lambda centres: centres,
-        aggregate=lambda g_Bx: jax.tree.map(lambda g: _Centre(mean=jnp.mean(g, 0), square=jnp.var(g, 0)), g_Bx),
-    ),
-}
-
-
-def _finish(stats: Sequence[Statistic], quantities: Mapping[str, Any], params: Params, batch: Batch) -> dict[str, Any]:
-    """From quantities, each a tree like the parameters, to statistics."""
-    B, structure, named = _batch_size(batch), jax.tree.structure(params), quantities_of(stats)
-    by_name = {name: jax.tree.leaves(tree) for name, tree in quantities.items()}
+def _finish(stats: Sequence[Statistic], kept: Sequence[Any], params: Params, batch: Batch) -> dict[str, Any]:
+    """From what each accumulator kept, a tree like the parameters, to statistics."""
+    B, accumulators = _batch_size(batch), accumulators_of(stats)
+    structure: Any = jax.tree.structure(params)
+    leaves = list(zip(*(structure.flatten_up_to(tree) for tree in kept), strict=True))
     finished = {}
     for stat in stats:
-        if stat.scope == "model":
-            names = [named[q].name for q in stat.needs]
-            totals = {name: jnp.sum(jnp.stack(by_name[name]), axis=0) for name in names}
-            finished[stat.name] = finish(stat, totals, named, B)
-        else:
-            by_leaf = [dict(zip(by_name, leaves, strict=True)) for leaves in zip(*by_name.values(), strict=True)]
-            finished[stat.name] = jax.tree.unflatten(structure, [finish(stat, leaf, named, B) for leaf in by_leaf])
+        found = finish(stat, accumulators, leaves, B)
+        finished[stat.name] = found[0] if stat.scope == "model" else jax.tree.unflatten(structure, found)
     return finished

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-_TRACERS = ("engine/kept.py", "profiling/survey.py")  # the files of pegprof that decide what the facts are
+_TRACERS = ("profiling/residuals.py", "profiling/survey.py")  # the files of pegprof that decide what the facts are
 
 
 def path() -> Path:

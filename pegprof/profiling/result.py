@@ -20,7 +20,7 @@ METHODS = ("grad", "vmap", "microbatch", "surgery")
 STATS = ("mean", "second_moment")
 DEFAULT_BATCH = 64
 MIN_RUNS = 3
-SCHEMA = 1
+SCHEMA = 2
 """Of the JSON. It grows by one whenever a field gets another meaning or goes away."""
 GATE_KIND = "gate"
 """Of JSON that is the outcome of a gate; a Result has no kind."""
@@ -266,9 +266,15 @@ def _load(text: str) -> dict[str, Any]:
     schema = data.pop("schema", None) if isinstance(data, dict) else None
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         raise _not_a_result("it has no schema")
-    if schema > SCHEMA:
-        what = f"the result has schema {schema}, and this version of pegprof reads up to {SCHEMA}"
-        raise PegprofError(what, hint="a newer pegprof wrote it: upgrade, or measure again")
+    if schema != SCHEMA:
+        what = f"the result has schema {schema}, and this version of pegprof reads {SCHEMA}"
+        newer = schema > SCHEMA
+        hint = (
+            "a newer pegprof wrote it: upgrade, or measure again"
+            if newer
+            else "an older pegprof wrote it: measure again"
+        )
+        raise PegprofError(what, hint=hint)
     return data
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import jax
 
-from pegprof.engine.kept import trace_kept
 from pegprof.engine.trace import parameter_names
 from pegprof.errors import PegprofError
 from pegprof.problem import Problem, load_problem, zoo_names
 from pegprof.profiling.child import Reporter
+from pegprof.profiling.residuals import trace_residuals
 from pegprof.profiling.verdict import TRACED_BATCH, dominate
 from pegprof.user_code import home_of, users_code
 
@@ -59,7 +59,7 @@ def describe(problem: Problem, *, traced: Problem | None = None) -> dict[str, An
     traced = traced or problem
     with users_code(home_of(traced.loss)):
         params = traced.abstract_params()
-        kept = trace_kept(traced.loss, params, traced.abstract_batch(TRACED_BATCH))
+        kept = trace_residuals(traced.loss, params, traced.abstract_batch(TRACED_BATCH))
     leaves = dict(zip(parameter_names(params), jax.tree.leaves(params), strict=True))
     parameter_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves.values())
     return {

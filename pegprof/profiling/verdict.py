@@ -5,7 +5,7 @@ buffer assignment for the target. The two sizes are fixed, so that the verdict d
 below 16 examples XLA still chooses other layouts, and the slope wavers by a fifth.
 
 Beside it stand two witnesses who know nothing of XLA: the count of what the backward pass keeps, from the trace
-(``engine/kept.py``), and the paper's rule T ≥ D, layer by layer. Where they disagree, ``explain.py`` says so.
+(``residuals.py``), and the paper's rule T ≥ D, layer by layer. Where they disagree, ``explain.py`` says so.
 
 Temporaries that do not grow with the batch do not mean that there are no activations: to a very small model a TPU's
 compiler assigns no temporaries at all. XLA's figure is then unknown, and the trace's count decides.

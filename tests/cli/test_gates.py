@@ -61,7 +61,7 @@ def test_a_gate_passes_what_did_not_change_and_fails_what_broke_a_strategy(pegpr
     environment = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(pegprof_in.folder / "summary.md")}
     done = pegprof_in("gate", "b.json", "--quiet", "--junit", "j.xml", **environment)
     assert done.returncode == ExitCode.NO
-    assert "  FAIL: surgery at batch 8 on cpu: hidden: factored -> materialise, holding 0 B -> " in done.stdout
+    assert "  FAIL: surgery at batch 8 on cpu: hidden: factored -> loop, holding 0 B -> " in done.stdout
     assert done.stdout.count("::error title=pegprof gate%3A net.py%3Anet::") == 1
     assert "hidden: factored" in (pegprof_in.folder / "summary.md").read_text()
     assert "<failure" in (pegprof_in.folder / "j.xml").read_text()

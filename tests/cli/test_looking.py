@@ -77,7 +77,7 @@ def test_inspect_as_json_is_alone_on_stdout(pegprof_in):
     done = pegprof_in("inspect", f"{MODELS}:prints_at_every_trace", "--json", "--quiet")
     assert (done.returncode, done.stderr) == (0, "")
     data = json.loads(done.stdout)
-    assert (data["schema"], data["model"], data["parameters"]) == (1, "prints", 15)
+    assert (data["schema"], data["model"], data["parameters"]) == (2, "prints", 15)
     assert [row["parameter"] for row in data["plan"]["rows"]] == ["b", "w"]
 
 

@@ -1,5 +1,6 @@
 """What the tests of the engine share: the statistics to ask for, and the truth about each program, computed once."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -7,8 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from pegprof.engine.costs import Cost
 from pegprof.engine.jaxpr import ClosedJaxpr, evaluate
+from pegprof.engine.rules import RULES
 from pegprof.engine.statistics import STATISTICS, Statistic
 from tests.oracles import Truth, loop_stats, quick_jit
 from tests.programs import PROGRAMS, Program
@@ -61,6 +65,14 @@ def _truth(name: str, B: int, _x64: bool) -> Truth:
 def compute(closed: ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:
     """What a Jaxpr gives: compiled as a whole, since equation by equation each one would be compiled."""
     return quick_jit(lambda *args: evaluate(closed, args))(*inputs)
+
+
+def only(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Leave no rules but these, and make them free: they are taken wherever they fit, the default fold elsewhere."""
+    for name in set(RULES).difference(names):
+        monkeypatch.delitem(RULES, name)
+    for name in names:
+        monkeypatch.setitem(RULES, name, dataclasses.replace(RULES[name], cost=lambda *_: Cost()))
 
 
 def assert_program_is_worth_testing(program: Program, gradients: Any) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pegprof import grad_stats, make_plan
-from pegprof.engine.strategies.loop import FEW_POSITIONS, UNROLL
+from pegprof.engine.rules.folds import FEW_POSITIONS, UNROLL
 from tests.oracles import quick_jit
 
 pytestmark = pytest.mark.smoke

@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import pytest
 
 from pegprof import PegprofError, Statistic, grad_stats, make_plan
-from pegprof.engine.plan import Plan
-from pegprof.engine.strategies import STRATEGIES
-from tests.engine.cases import case, truth
+from pegprof.engine.facts import FACTS
+from pegprof.engine.jaxpr import primitives
+from pegprof.engine.plan import SCHEMA, Plan
+from pegprof.engine.rules import SCHEDULES
+from tests.engine.cases import case, only, truth
 from tests.oracles import assert_stats_agree, loop_stats, quick_jit
 from tests.programs import PROGRAMS
 
@@ -80,27 +82,37 @@ def test_the_plan_prices_the_centred_form_of_a_variance_of_outer_products():
     assert variance.flops == 3 * mean.flops  # the mean's product, and two of centred factors
 
 
-@pytest.fixture
-def materialise_only(monkeypatch):
-    for name in [name for name in STRATEGIES if name not in ("direct", "materialise")]:
-        monkeypatch.delitem(STRATEGIES, name)
-
-
-@pytest.mark.usefixtures("materialise_only")
-def test_what_no_strategy_knows_is_named_with_its_equation_and_the_line_of_the_user():
+def test_what_no_rule_knows_is_named_with_its_equation_and_the_line_of_the_user(monkeypatch):
+    assert make_plan(_model, *_arguments()).materialised == ()
+    monkeypatch.delitem(FACTS, primitives.dot_general_p)
     plan = make_plan(_model, *_arguments())
     row = plan.row("out")
-    assert row.strategy == "materialise"
+    assert row.strategy in SCHEDULES
+    assert row.materialised
+    assert row.why.startswith("no rule covers it: ")
     assert "dot_general" in row.why
     assert "test_plan.py:" in row.source
     assert row.source in row.why
     assert set(plan.materialised) == {"embedding", "heads", "out"}
 
 
-@pytest.mark.usefixtures("materialise_only")
-def test_materialised_gradients_are_held_in_chunks_of_bounded_size(monkeypatch):
+def test_what_the_body_forms_in_full_by_an_operation_that_no_rule_knows_is_named_as_well():
+    def loss(w, x):
+        return jnp.mean(jnp.square(jnp.fft.rfft(w) * x[:, :1]).real)  # line + 1
+
+    plan = make_plan(loss, jnp.ones(32), jnp.ones((4, 1)))
+    (row,) = plan.rows
+    assert plan.materialised == ("params",)
+    assert row.why == f"no rule covers it: fft forms it ({row.source})"
+    assert row.source.endswith(f"test_plan.py:{loss.__code__.co_firstlineno + 1}")
+
+
+def test_gradients_that_are_formed_in_full_are_held_in_chunks_of_bounded_size(monkeypatch):
+    only(monkeypatch)  # no rule at all
+    monkeypatch.delitem(SCHEDULES, "loop")
     monkeypatch.setattr("pegprof.engine.planner.CHUNK_BYTES", 3 * 4 * 96 * 96)
     row = make_plan(_model, *_arguments(64), microbatch_size=64).row("heads")
+    assert row.strategy == "batched"
     assert row.chunk == 3
     assert row.bytes == 3 * 4 * 96 * 96
 
@@ -110,10 +122,19 @@ def test_materialised_gradients_are_held_in_chunks_of_bounded_size(monkeypatch):
 def test_chunks_that_do_not_divide_the_batch_change_nothing(chunk):
     loss, params, batch = case("tied_embedding", 5)
     plan = make_plan(loss, params, batch, stats=("mean", "variance", "norm"))
-    rows = tuple(dataclasses.replace(row, strategy="materialise", chunk=chunk) for row in plan.rows)
-    given = dataclasses.replace(plan, rows=rows)
+    formed = {row.parameter for row in plan.rows if row.strategy != "direct"}
+    assert "table" in formed
+    given = _with_strategy(plan, "batched", formed, chunk=chunk)
     actual = quick_jit(grad_stats(loss, plan.stats, plan=given))(params, batch)
     assert_stats_agree(actual, truth("tied_embedding", 5, plan.stats))
+
+
+def test_what_a_rule_covers_is_not_called_materialised_though_its_tail_has_an_unknown_operation():
+    loss, params, batch = case("a_lookup_with_dropout_made_anew", 5)
+    row = make_plan(loss, params, batch, keep_batch_dim=False, backend="cpu").row("E")
+    assert row.strategy == "segment"
+    assert not row.materialised
+    assert row.source == ""
 
 
 def test_a_microbatch_size_shows_in_the_plan():
@@ -152,8 +173,14 @@ def test_a_plan_for_other_parameters_is_refused():
         grad_stats(lambda p, x: jnp.mean(x @ p["W"]), plan=plan)({"W": jnp.ones(3)}, jnp.ones((4, 3)))
 
 
-def _with_strategy(plan, strategy):
-    return dataclasses.replace(plan, rows=tuple(dataclasses.replace(row, strategy=strategy) for row in plan.rows))
+def _with_strategy(plan, strategy, parameters=None, **changed):
+    """The plan with another strategy for some parameters, or for all."""
+
+    def changed_row(row):
+        wanted = parameters is None or row.parameter in parameters
+        return dataclasses.replace(row, strategy=strategy, **changed) if wanted else row
+
+    return dataclasses.replace(plan, rows=tuple(map(changed_row, plan.rows)))
 
 
 def _squares(w, x):
@@ -196,7 +223,7 @@ def test_a_plan_for_a_statistic_that_factors_is_refused_for_one_of_the_same_name
         grad_stats(_squares, Statistic.elementwise(jnp.tanh, name="mine"), plan=plan)(*arguments)
 
 
-@pytest.mark.parametrize("strategy", ["late", "constant", "gram"])
+@pytest.mark.parametrize("strategy", ["staged", "constant", "gram"])
 def test_a_strategy_that_does_not_fit_is_refused_also_where_it_was_put_by_hand(strategy):
     loss, params, batch = case("tied_embedding", 5)
     plan = make_plan(loss, params, batch, stats=("mean", "variance"), backend="tpu")
@@ -226,25 +253,29 @@ def test_a_plan_is_data_and_reads_back_with_every_number_it_was_made_with():
     assert again == plan
     assert str(again) == str(plan)
     assert plan.rates["bandwidth"] > 0
-    assert {pace.microbatch_size for pace in plan.paces} == {8, 4, 2, 1}
+    assert {schedule.microbatch_size for schedule in plan.schedules} == {8, 4, 2, 1}
     assert all(row.candidates[0].strategy == row.strategy for row in plan.rows if row.strategy != "constant")
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": 0}', '{"schema": 1, "rows": 3}', "plan"])
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": 0}', f'{{"schema": {SCHEMA}, "rows": 3}}', "plan"])
 def test_what_is_not_a_plan_is_refused_in_words(text):
     with pytest.raises(PegprofError, match="plan"):
         Plan.from_json(text)
 
 
-def test_on_a_cpu_the_leanest_of_paces_that_are_as_fast_is_taken_if_memory_is_touched_anew_in_every_run():
+def test_on_a_cpu_the_leanest_of_schedules_that_are_as_fast_is_taken_if_memory_is_touched_anew_in_every_run():
     plan = _plan_two_products(T=512, D=2048)
-    most, chosen = plan.paces[0], next(pace for pace in plan.paces if pace.microbatch_size == plan.microbatch_size)
+    most, (chosen,) = plan.schedules[0], _chosen(plan)
     assert chosen.seconds == pytest.approx(most.seconds, rel=0.02)
     assert chosen.bytes < most.bytes / 10
 
 
 def test_on_a_cpu_a_program_of_a_few_mebibytes_finds_its_memory_warm_and_takes_the_fewest_steps():
     assert _plan_two_products(T=64, D=128).microbatch_size == 64
+
+
+def _chosen(plan):
+    return [schedule for schedule in plan.schedules if schedule.microbatch_size == plan.microbatch_size]
 
 
 def _plan_two_products(*, T, D):
@@ -262,10 +293,10 @@ def test_off_the_cpu_a_budget_that_all_fit_into_changes_nothing(backend):
 def test_a_memory_budget_makes_the_planner_run_fewer_at_a_time():
     free = make_plan(_model, *_arguments(64), backend="tpu")
     assert free.microbatch_size == 64
-    (all_at_once,) = free.paces
+    (all_at_once,) = free.schedules
     tight = make_plan(_model, *_arguments(64), backend="tpu", memory_budget=int(all_at_once.bytes / 3))
     assert tight.microbatch_size < 64
-    (chosen,) = [pace for pace in tight.paces if pace.microbatch_size == tight.microbatch_size]
+    (chosen,) = _chosen(tight)
     assert chosen.bytes <= all_at_once.bytes / 3
 
 

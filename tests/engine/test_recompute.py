@@ -4,15 +4,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from pegprof.engine.accumulators import MEAN, SQUARE
+from pegprof.engine.options import Options
 from pegprof.engine.planner import find_sites
-from pegprof.engine.trace import Roles, trace_example
+from pegprof.engine.trace import trace_example
 
 pytestmark = pytest.mark.smoke
 
 
 def _site_of(loss, params, x, parameter):
-    trace = trace_example(loss, (params, x), Roles())
-    (site,) = [site for site in find_sites(trace).sites() if parameter in site.names]
+    trace = trace_example(loss, (params, x), Options())
+    (site,) = [site for site in find_sites(trace, (MEAN, SQUARE)).sites() if parameter in site.names]
     return site
 
 
@@ -25,7 +27,7 @@ X = jnp.ones((4, 6, 8))
 
 def test_an_activation_function_is_recomputed_from_its_argument():
     site = _site_of(lambda p, x: jnp.mean(jnp.tanh(jax.nn.gelu(x @ p["in"]) @ p["out"])), _params(), X, "out")
-    names = {eqn.primitive.name for eqn in site.lean_tail.prelude}
+    names = {eqn.primitive.name for eqn in site.recomputing.prelude}
     assert "tanh" in names
     assert not names & {"dot_general"}
 
@@ -37,19 +39,19 @@ def test_a_normalised_value_is_recomputed_from_what_was_normalised():
         return jnp.mean(jnp.tanh(h @ p["in"]) @ p["out"])
 
     site = _site_of(loss, _params(), X, "in")
-    names = {eqn.primitive.name for eqn in site.lean_tail.prelude}
+    names = {eqn.primitive.name for eqn in site.recomputing.prelude}
     assert "mul" in names
     assert not names & {"rsqrt", "reduce_sum"}  # a number for each position is stored without regret
 
 
 def test_an_operand_that_is_the_batch_itself_is_taken_as_it_is():
     site = _site_of(lambda p, x: jnp.mean(jnp.tanh(x @ p["in"]) @ p["out"]), _params(), X, "in")
-    assert not [eqn for eqn in site.lean_tail.prelude if eqn.primitive.name == "tanh"]
+    assert not [eqn for eqn in site.recomputing.prelude if eqn.primitive.name == "tanh"]
 
 
-def test_the_lean_tail_gives_the_same_gradients():
+def test_the_recomputing_tail_gives_the_same_gradients():
     loss = lambda p, x: jnp.mean(jnp.tanh(jax.nn.gelu(x @ p["in"]) @ p["out"]))
     site = _site_of(loss, _params(), X, "out")
-    assert site.lean_tail.equations == site.tail.equations
-    assert site.lean_tail.outputs == site.tail.outputs
-    assert len(site.lean_tail.inputs) <= len(site.tail.inputs) + 2
+    assert site.recomputing.equations == site.tail.equations
+    assert site.recomputing.outputs == site.tail.outputs
+    assert len(site.recomputing.inputs) <= len(site.tail.inputs) + 2

@@ -5,10 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pegprof.engine.flatten import flatten
+from pegprof.engine.facts import facts_of
 from pegprof.engine.jaxpr import primitives, shape_of
-from pegprof.engine.squeeze import ELEMENTWISE, squeeze
-from pegprof.engine.trace import Roles, trace_example
+from pegprof.engine.options import Options
+from pegprof.engine.passes.flatten import flatten
+from pegprof.engine.passes.squeeze import squeeze
+from pegprof.engine.trace import trace_example
 from pegprof.problem import load_problem
 from tests.engine.cases import case, compute
 from tests.programs import PROGRAMS
@@ -41,7 +43,7 @@ def test_an_example_is_traced_to_the_same_program_bare_or_as_a_batch_of_one():
     args = problem.abstract_params(), problem.abstract_batch(4)
 
     def primitives_of(keep_batch_dim):
-        trace = trace_example(problem.loss, args, Roles(keep_batch_dim=keep_batch_dim))
+        trace = trace_example(problem.loss, args, Options(keep_batch_dim=keep_batch_dim))
         at_the_door = (primitives.squeeze_p, primitives.reshape_p)  # an input may lose its axis of size one
         return [eqn.primitive.name for eqn in trace.closed.jaxpr.eqns if eqn.primitive not in at_the_door]
 
@@ -50,7 +52,7 @@ def test_an_example_is_traced_to_the_same_program_bare_or_as_a_batch_of_one():
 
 def test_no_elementwise_value_of_a_transformer_has_an_axis_of_size_one():
     problem = load_problem("transformer-tiny", {"layers": "1", "seq_len": "16"})
-    trace = trace_example(problem.loss, (problem.abstract_params(), problem.abstract_batch(4)), Roles())
-    shapes = [shape_of(v) for eqn in trace.closed.jaxpr.eqns if eqn.primitive in ELEMENTWISE for v in eqn.outvars]
+    trace = trace_example(problem.loss, (problem.abstract_params(), problem.abstract_batch(4)), Options())
+    shapes = [shape_of(v) for eqn in trace.closed.jaxpr.eqns if facts_of(eqn).elementwise for v in eqn.outvars]
     assert len(shapes) > 50
     assert not [shape for shape in shapes if 1 in shape]

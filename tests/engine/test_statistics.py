@@ -8,40 +8,42 @@ import numpy as np
 import pytest
 
 from pegprof import PegprofError, Statistic, grad_stats
-from pegprof.engine.statistics import CENTRED, MEAN, SQUARE_NORM, STATISTICS, Moment, quantities_of, resolve
+from pegprof.engine.accumulators import CENTRED, MEAN, SQUARE_NORM, Accumulator, Moment, Spread, Summary
+from pegprof.engine.statistics import STATISTICS, accumulators_of, finish, resolve
 from tests.engine.cases import ALL_STATISTICS
 from tests.oracles import assert_stats_agree, loop_stats
 
 pytestmark = pytest.mark.usefixtures("x64")
 
 
-def _quantities(stat: Statistic, g: np.ndarray) -> dict[str, jnp.ndarray]:
+def _summaries(stat: Statistic, g: np.ndarray) -> dict[Accumulator, Summary]:
     """What a site accumulates, from all gradients at once."""
-    found = {}
-    for quantity in stat.needs:
-        if isinstance(quantity, Moment):
-            found[quantity.name] = jnp.mean(quantity.phi(jnp.asarray(g)), axis=0)
-        elif quantity == CENTRED:
-            found[quantity.name] = jnp.asarray(np.mean((g - g.mean(axis=0)) ** 2, axis=0))
+    found: dict[Accumulator, Summary] = {}
+    for accumulator in stat.needs:
+        if isinstance(accumulator, Moment):
+            found[accumulator] = jnp.mean(accumulator.phi(jnp.asarray(g)), axis=0)
+        elif accumulator == CENTRED:
+            mean = g.mean(axis=0)
+            found[accumulator] = Spread(jnp.asarray(mean), jnp.asarray(np.mean((g - mean) ** 2, axis=0)))
         else:
-            assert quantity == SQUARE_NORM
-            found[quantity.name] = jnp.asarray(np.sum(g.reshape(len(g), -1) ** 2, axis=1))
+            assert accumulator == SQUARE_NORM
+            found[accumulator] = jnp.asarray(np.sum(g.reshape(len(g), -1) ** 2, axis=1))
     return found
 
 
 @pytest.mark.parametrize("B", [2, 5])
 @pytest.mark.parametrize("stat", ALL_STATISTICS, ids=lambda stat: stat.name)
-def test_finishing_the_quantities_gives_what_the_oracle_gives(stat, B):
+def test_finishing_the_summaries_gives_what_the_oracle_gives(stat, B):
     g = np.random.default_rng(0).normal(size=(B, 3, 4))
     expected = stat.oracle(g)
     assert expected.shape == ((3, 4) if stat.scope == "entry" else (B,))
-    np.testing.assert_allclose(stat.finish(_quantities(stat, g), B), expected, rtol=1e-12)
+    np.testing.assert_allclose(stat.finish(_summaries(stat, g), B), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("stat", ALL_STATISTICS, ids=lambda stat: stat.name)
 def test_a_factor_form_says_the_same_as_phi(stat):
     x, y = np.random.default_rng(1).normal(size=(2, 6))
-    for moment in (q for q in stat.needs if isinstance(q, Moment) and q.factor is not None):
+    for moment in (a for a in stat.needs if isinstance(a, Moment) and a.factor is not None):
         np.testing.assert_allclose(moment.phi(x * y), moment.factor(x) * moment.factor(y), rtol=1e-12)
 
 
@@ -113,10 +115,13 @@ def test_a_users_function_gives_numbers_of_the_gradients_dtype(dtype):
     assert moment.factor(g).tolist() == [1, 0, 1]
 
 
-def test_quantities_are_shared_and_the_mean_comes_with_the_centred():
-    named = quantities_of(resolve(["snr", "mean", "variance", "norm", "norm_by_param"]))
-    assert sorted(quantity.name for quantity in named.values()) == ["centred", "mean", "square_norm"]
-    assert MEAN in quantities_of(resolve("variance"))
+def test_accumulators_are_shared_and_the_mean_comes_with_the_centred():
+    shared = accumulators_of(resolve(["snr", "mean", "variance", "norm", "norm_by_param"]))
+    assert sorted(map(repr, shared)) == sorted(map(repr, (CENTRED, SQUARE_NORM)))
+    assert accumulators_of(resolve("mean")) == (MEAN,)
+    centred = CENTRED.of_stack(jnp.asarray([[1.0, 2.0], [3.0, 6.0]]))
+    (mean,) = finish(STATISTICS["mean"], (CENTRED,), [[centred]], 2)
+    assert mean.tolist() == [2, 4]
 
 
 # ---- statistics of users ------------------------------------------------------------------------------------------
@@ -178,7 +183,7 @@ def _of_moment(name, phi, factor=None):
         name="mine",
         formula=f"mean of {name}",
         needs=(moment,),
-        finish=lambda q, _: q[name],
+        finish=lambda summaries, _: summaries[moment],
         oracle=lambda g: np.mean(np.asarray(phi(g)), axis=0),
     )
 
@@ -202,8 +207,11 @@ def test_a_moment_of_a_user_may_have_the_name_of_a_built_in_one(name):
 
 def test_two_moments_of_one_name_are_two():
     one, other = _of_moment("mine", jnp.tanh), dataclasses.replace(_of_moment("mine", jnp.cos), name="other")
-    named = quantities_of([one, other])
-    assert len(named) == len({quantity.name for quantity in named.values()}) == 2
+    assert len(accumulators_of([one, other])) == 2
+    assert len(accumulators_of([one, dataclasses.replace(one, name="again")])) == 1
+    w, x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 2))), jnp.arange(15.0).reshape(5, 3)
+    loss = lambda w, x: jnp.mean(jnp.sin(x @ w))
+    assert_stats_agree(grad_stats(loss, [one, other])(w, x), loop_stats(loss, [one, other], w, x))
 
 
 def test_a_name_of_the_table_is_pegprofs_own():

@@ -1,4 +1,4 @@
-"""What surgery must not do: hold B gradients, or undo a rematerialisation. Read off the compiled programs."""
+"""What surgery must not do: hold B gradients, or undo a rematerialisation. Read off the programs, most compiled."""
 
 import math
 import re
@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from pegprof import grad_stats, make_plan
+from pegprof.engine.jaxpr import barrier_p
+from pegprof.engine.rules import find_strategy
 from pegprof.problem import load_problem
 
 B = 6
@@ -107,3 +109,14 @@ def test_on_a_cpu_factors_stacked_over_time_take_no_more_memory_than_the_plain_g
     planned = temp_bytes(grad_stats(_recurrent, backend="cpu"))
     all_at_once = temp_bytes(grad_stats(_recurrent, backend="cpu", microbatch_size=32))
     assert planned <= 1.1 * temp_bytes(jax.grad(_recurrent)) < all_at_once
+
+
+def test_what_follows_a_tail_waits_for_it():
+    def loss(params, x):
+        return jnp.mean(jnp.square(jnp.tanh(x @ params["in"]) @ params["out"]))
+
+    params, x = {"in": jnp.ones((90, 80)), "out": jnp.ones((80, 70))}, jnp.ones((4, 5, 90))
+    plan = make_plan(loss, params, x, backend="cpu", microbatch_size=4)
+    assert all(find_strategy(row.strategy).recomputes for row in plan.rows)
+    program = jax.make_jaxpr(grad_stats(loss, backend="cpu", microbatch_size=4))(params, x)
+    assert len([eqn for eqn in program.jaxpr.eqns if eqn.primitive is barrier_p]) == 2

@@ -17,13 +17,13 @@ import numpy as np
 
 from pegprof import value_and_grad_stats
 from pegprof.engine.jaxpr import evaluate, start
+from pegprof.engine.options import Options
 from pegprof.engine.plan import Plan
 from pegprof.engine.planner import find_sites, plan_sites
-from pegprof.engine.sites import Cut, InnerLoop, Site
-from pegprof.engine.statistics import Statistic, quantities_of
-from pegprof.engine.strategies import STRATEGIES
-from pegprof.engine.strategies.base import run_wide
-from pegprof.engine.trace import Roles, Trace, trace_example
+from pegprof.engine.rules import strategies as all_strategies
+from pegprof.engine.sites import Cut, InnerLoop
+from pegprof.engine.statistics import Statistic, accumulators_of
+from pegprof.engine.trace import Trace, trace_example
 from tests.engine.cases import ALL_STATISTICS
 from tests.fuzz.grammar import MOST_EXAMPLES, Program
 from tests.oracles import Truth, assert_stats_agree, loop_stats, quick_jit
@@ -34,7 +34,7 @@ NOISE = 1e-9
 
 TOLERANCES = {"bfloat16": 0.1, "float16": 2e-2, "float32": 1e-4}
 PASSES_RTOL = 1e-10
-_FITS_MOST = ("materialise", "batched", "loop", "direct")  # the others come up seldom, and are drawn more often
+_FITS_MOST = ("batched", "loop", "direct")  # the others come up seldom, and are drawn more often
 _BY_NAME = {stat.name: stat for stat in ALL_STATISTICS}
 
 
@@ -109,7 +109,8 @@ def check(program: Program, case: Case) -> Findings:
     """Hold a program against the loop, as a case calls it; ``Discarded`` if the loop cannot."""
     params, batch = program.params, jax.tree.map(lambda x: x[: case.B], program.batch)
     truth = _loop(program, case, params, batch)
-    roles = Roles(keep_batch_dim=program.keep_batch_dim, has_aux=case.has_aux)
+    options = Options(**_options(program, case))
+    stats = [_BY_NAME[name] for name in case.stats]
     wrong: dict[str, str] = {}
     strategies: collections.Counter[str] = collections.Counter()
 
@@ -122,14 +123,19 @@ def check(program: Program, case: Case) -> Findings:
             wrong[name] = "".join(traceback.format_exc(limit=-6))
 
     def check_all() -> None:
-        trace = trace_example(_loss_of(program, case), (params, batch), roles)
-        cut = find_sites(trace)
+        trace = trace_example(_loss_of(program, case), (params, batch), options)
+        cut = find_sites(trace, accumulators_of(stats))
         attempt("statistics", _check_statistics, program, case, trace, cut, truth, strategies)
         if case.passes:
             attempt("passes", _check_passes, program, case, trace, cut, truth)
 
     attempt("planning", check_all)
     return Findings(wrong=wrong, strategies=strategies)
+
+
+def _options(program: Program, case: Case) -> dict[str, Any]:
+    how = {"microbatch_size": case.microbatch_size, "backend": case.backend, "memory_budget": case.memory_budget}
+    return {"keep_batch_dim": program.keep_batch_dim, "has_aux": case.has_aux, **how}
 
 
 def _compiler(case: Case) -> Any:
@@ -169,13 +175,11 @@ def _check_statistics(
     program: Program, case: Case, trace: Trace, cut: Cut, truth: Truth, strategies: collections.Counter[str]
 ) -> None:
     loss, stats = _loss_of(program, case), [_BY_NAME[name] for name in case.stats]
-    how = {"microbatch_size": case.microbatch_size, "backend": case.backend, "memory_budget": case.memory_budget}
-    plan = plan_sites(trace, cut, stats, **how)
+    plan = plan_sites(trace, cut, stats)
     if case.forced:
         plan = _with_other_strategies(program, plan, cut, stats)
     strategies.update(row.strategy for row in plan.rows)
-    options = {"keep_batch_dim": program.keep_batch_dim, "has_aux": case.has_aux, **how}
-    fn = value_and_grad_stats(loss, stats, **options, plan=plan if case.forced else None)
+    fn = value_and_grad_stats(loss, stats, **_options(program, case), plan=plan if case.forced else None)
     compiled = _compiler(case)
     batch = jax.tree.map(lambda x: x[: case.B], program.batch)
     if not case.outer_vmap:
@@ -203,8 +207,7 @@ def _with_other_strategies(program: Program, plan: Plan, cut: Cut, stats: Sequen
     rng = np.random.default_rng([program.seed, 1_001])
     rows = {row.parameter: row for row in plan.rows}
     for site in cut.sites():
-        quantities = tuple(quantities_of(stats).values())
-        fitting = [s.name for s in STRATEGIES.values() if s.fits(site.tail, quantities)]
+        fitting = [s.name for s in all_strategies().values() if s.covers(site, accumulators_of(stats))]
         chances = np.array([1.0 if name in _FITS_MOST else 4.0 for name in fitting])
         strategy = str(rng.choice(fitting, p=chances / chances.sum()))
         chunk = int(rng.integers(1, plan.microbatch_size + 1))
@@ -288,17 +291,18 @@ def _same(before: Any, after: Any, rtol: float, atol: float) -> bool:
 
 
 def _tails(cut: Cut, inputs: Sequence[Any]) -> Iterator[tuple[str, list[Any], list[Any]]]:
-    """For each site what the program gives, and what its tail gives, as it is and with operands recomputed."""
+    """For each site what the program gives, and what its tail gives: whole, with operands recomputed, by structure."""
     env = start(cut.closed, inputs)
     env.run(cut.closed.jaxpr.eqns)
-    for step in cut.steps:
-        match step:
-            case Site():
-                gives = env.read(step.tail.outputs)
-                which = ", ".join(step.names)
-                yield f"the tail of {which} is cut wrong", gives, step.tail.run(*env.read(step.tail.inputs))
-                lean = run_wide(step.lean_tail, env.read(step.lean_tail.inputs))
-                yield f"recompute changes the gradient of {which}", gives, lean
-            case InnerLoop(loop=loop):
-                consts, carry, xs = loop.split_inputs(env.read(loop.eqn.invars))
-                yield from _tails(step.cut, [*consts, *carry, *(x[0] for x in xs)])
+    for site in cut.own_sites:
+        gives, which = env.read(site.outputs), ", ".join(site.names)
+        values = env.read(site.tail.inputs)
+        yield f"the tail of {which} is cut wrong", gives, site.tail.run(*values)
+        recomputed = site.recomputing.run(*env.read(site.recomputing.inputs))
+        yield f"recompute changes the gradient of {which}", gives, recomputed
+        full = [structure.full(*values) for structure in site.structures]
+        yield f"a structure of {which} gives another gradient", gives, full
+    for step in cut.body:
+        if isinstance(step, InnerLoop):
+            consts, carry, xs = step.loop.split_inputs(env.read(step.loop.eqn.invars))
+            yield from _tails(step.cut, [*consts, *carry, *(x[0] for x in xs)])

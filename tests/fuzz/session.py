@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 
 import tests.fuzz.blocks  # noqa: F401 - registers the blocks
-from pegprof.engine.strategies import STRATEGIES
+from pegprof.engine.rules import strategies
 from tests.fuzz.check import Case, Discarded, check, draw_case
 from tests.fuzz.grammar import BLOCKS, WEIGHTS, Misfit, Program, draw_program
 
@@ -127,7 +127,7 @@ class Session:
         lines += ["", "weight                    programs"]
         lines += [f"{name:24}  {self.used[f'weight:{name}']:8}" for name in WEIGHTS]
         lines += ["", "strategy                parameters"]
-        lines += [f"{name:24}  {self.strategies[name]:8}" for name in (*STRATEGIES, "constant")]
+        lines += [f"{name:24}  {self.strategies[name]:8}" for name in (*strategies(), "constant")]
         lines += ["", *(f"discarded {n}: {why}" for why, n in self.discarded.most_common())]
         lines += [f"miscompiled: {command}" for command in self.miscompiled]
         lines += [f"wrong: {failure.shrunk_command}" for failure in self.failures]

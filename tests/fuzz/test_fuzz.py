@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import tests.fuzz.session as session_module
-from pegprof.engine import sites, squeeze
+from pegprof.engine import sites
+from pegprof.engine.facts import FACTS
 from pegprof.engine.jaxpr import primitives
-from pegprof.engine.strategies import STRATEGIES
+from pegprof.engine.rules import SCHEDULES, strategies
 from tests.fuzz.__main__ import main
 from tests.fuzz.check import Case, check, draw_case
 from tests.fuzz.grammar import BLOCKS, FORMS, MOST_EXAMPLES, WEIGHTS, Misfit, Program, draw_program
@@ -82,9 +83,9 @@ def _first_failure(session: Session):
 
 
 def test_a_broken_pass_is_found_shrunk_and_replayed(monkeypatch, capsys):
-    product = squeeze.p.mul_p
-    right = squeeze._RULES[product]
-    monkeypatch.setitem(squeeze._RULES, product, lambda *args: [x * (1 + 1e-6) for x in right(*args)])
+    right = FACTS[primitives.mul_p]
+    wrong = lambda *args: [x * (1 + 1e-6) for x in right.squeeze(*args)]
+    monkeypatch.setitem(FACTS, primitives.mul_p, dataclasses.replace(right, squeeze=wrong))
     session = Session(seed=0)
     failure = _first_failure(session)
     assert "statistics" in failure.wrong
@@ -104,12 +105,12 @@ def _options_of(command: str) -> list[str]:
 
 
 def test_a_broken_strategy_is_found(monkeypatch):
-    right = STRATEGIES["direct"]
+    right = SCHEDULES["direct"]
 
-    def run(tail, quantities, frontier, chunk):
-        return [{k: x * (1 + 1e-6) for k, x in v.items()} for v in right.run(tail, quantities, frontier, chunk)]
+    def run(*args):
+        return jax.tree.map(lambda x: x * (1 + 1e-6), right.run(*args))
 
-    monkeypatch.setitem(STRATEGIES, "direct", dataclasses.replace(right, run=run))
+    monkeypatch.setitem(SCHEDULES, "direct", dataclasses.replace(right, run=run))
     session = Session(seed=0, shrink=False)
     failure = _first_failure(session)
     assert "passes" not in failure.wrong
@@ -154,7 +155,7 @@ def _of_one_block(seed, block):
 
 def test_the_summary_names_every_block_weight_and_strategy():
     text = Session(seed=7).summary()
-    assert all(name in text for name in (*BLOCKS, *WEIGHTS, *STRATEGIES))
+    assert all(name in text for name in (*BLOCKS, *WEIGHTS, *strategies()))
     assert "seed 7" in text
 
 

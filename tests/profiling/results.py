@@ -1,6 +1,6 @@
 """A fixed Result with something of everything in it, for tests of what people and programs read."""
 
-from pegprof.engine.plan import Candidate, Pace, Plan, PlanRow
+from pegprof.engine.plan import Candidate, Plan, PlanRow, Schedule
 from pegprof.profiling.environment import Environment
 from pegprof.profiling.layers import find_layers
 from pegprof.profiling.result import Result, Row, Settings
@@ -126,7 +126,10 @@ PLAN = Plan(
     batch=64,
     microbatch_size=8,
     backend="cpu",
-    paces=(Pace(microbatch_size=64, seconds=12.5, bytes=9e10), Pace(microbatch_size=8, seconds=12.0, bytes=1.3e10)),
+    schedules=(
+        Schedule(microbatch_size=64, seconds=12.5, bytes=9e10),
+        Schedule(microbatch_size=8, seconds=12.0, bytes=1.3e10),
+    ),
     rates={"bandwidth": 1e10},
 )
 

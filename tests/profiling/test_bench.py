@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pegprof
-from pegprof.engine import check
+from pegprof.checking import examples as check
 from pegprof.profiling import bench, exchange, memory
 from pegprof.profiling.bench import Bench
 

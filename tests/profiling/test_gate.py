@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 import pegprof
-from pegprof.engine import strategies
 from pegprof.engine.plan import PlanRow
+from pegprof.engine.rules import RULES
 from pegprof.errors import ExitCode, PegprofError
 from pegprof.profiling import ci, gate_report, side_by_side
 from pegprof.profiling.comparison import compare_results
@@ -109,12 +109,20 @@ def test_a_method_that_no_longer_runs_is_a_failure_with_its_reason(status):
     assert found.words == f"was ok, is {status}: it is broken"
 
 
+MATERIALISING = dataclasses.replace(
+    PLAN,
+    rows=(
+        dataclasses.replace(PLAN.rows[0], strategy="batched", materialised=True, bytes=2**30),
+        *PLAN.rows[1:],
+    ),
+)
+
+
 def test_another_strategy_is_named_with_the_parameter_and_the_bytes():
-    rows = [dataclasses.replace(PLAN.rows[0], strategy="materialise", bytes=2**30), *PLAN.rows[1:]]
-    found = changes(with_surgery(plan=dataclasses.replace(PLAN, rows=tuple(rows))))
+    found = changes(with_surgery(plan=MATERIALISING))
     change = found["surgery strategy of block_0/attention/key/kernel"]
     assert change.is_failure
-    assert change.words == "block_0/attention/key/kernel: loop -> materialise, holding 4.0 MiB -> 1.0 GiB"
+    assert change.words == "block_0/attention/key/kernel: loop -> batched, holding 4.0 MiB -> 1.0 GiB"
     assert found["surgery materialised_parameters"].is_failure
 
 
@@ -242,8 +250,8 @@ def test_what_is_measured_again_is_what_the_baseline_holds_in_as_much_memory(tmp
         ("truncated", BASELINE.to_json()[:900]),
         ("another object", "{}"),
         ("a list", "[]"),
-        ("an older schema", BASELINE.to_json().replace('"schema": 1', '"schema": 0')),
-        ("a newer schema", BASELINE.to_json().replace('"schema": 1', '"schema": 99')),
+        ("an older schema", BASELINE.to_json().replace('"schema": 2', '"schema": 1')),
+        ("a newer schema", BASELINE.to_json().replace('"schema": 2', '"schema": 99')),
         ("no rows", dataclasses.replace(BASELINE, rows=()).to_json()),
         ("rows of others", dataclasses.replace(BASELINE, rows=(GRAD,)).to_json()),
         ("a run that was stopped", dataclasses.replace(BASELINE, complete=False).to_json()),
@@ -425,7 +433,7 @@ def profile():
 def test_a_strategy_that_is_switched_off_fails_the_gate_and_is_named(monkeypatch):
     before = profile()
     assert before.plans[8].row("hidden").strategy == "factored"
-    monkeypatch.delitem(strategies.STRATEGIES, "factored")
+    monkeypatch.delitem(RULES, "factored")
     found = changes(profile(), before=before)
     failure = found["surgery strategy of hidden"]
     assert failure.is_failure
@@ -434,12 +442,7 @@ def test_a_strategy_that_is_switched_off_fails_the_gate_and_is_named(monkeypatch
 
 # What people and programs read.
 
-WORSE = with_surgery(
-    peak_bytes=26 * 2**30,
-    plan=dataclasses.replace(
-        PLAN, rows=(dataclasses.replace(PLAN.rows[0], strategy="materialise", bytes=2**30), *PLAN.rows[1:])
-    ),
-)
+WORSE = with_surgery(peak_bytes=26 * 2**30, plan=MATERIALISING)
 
 
 @pytest.fixture
@@ -452,8 +455,8 @@ def test_the_text_names_failures_first(failed_gate):
     assert gate_report.render_gates([failed_gate]).splitlines() == [
         "transformer-151m against b.json: 3 failed; 5 within the limits (bytes, flops and plans)",
         "  FAIL: surgery at batch 64 on cpu: peak_bytes 13.0 GiB -> 26.0 GiB (+100.0%; the limit is 1%)",
-        "  FAIL: surgery at batch 64 on cpu: block_0/attention/key/kernel: loop -> materialise, holding 4.0",
-        "MiB -> 1.0 GiB",
+        "  FAIL: surgery at batch 64 on cpu: block_0/attention/key/kernel: loop -> batched, holding 4.0 MiB",
+        "-> 1.0 GiB",
         "  FAIL: surgery at batch 64 on cpu: gradients materialised of 1 parameters, and before of 0",
     ]
 
@@ -542,7 +545,7 @@ def test_a_file_that_cannot_be_written_hides_neither_the_others_nor_a_regression
 def test_two_results_stand_side_by_side_with_what_changed():
     lines = side_by_side.render_terminal(BASELINE, WORSE).splitlines()
     assert "13.0 GiB -> 26.0 GiB (+100.0%)" in next(line for line in lines if "surgery" in line)
-    assert "block_0/attention/key/kernel: loop -> materialise, holding 4.0 MiB -> 1.0 GiB" in lines
+    assert "block_0/attention/key/kernel: loop -> batched, holding 4.0 MiB -> 1.0 GiB" in lines
     assert max(map(len, lines)) <= 100
     markdown = side_by_side.render_markdown(BASELINE, WORSE)
     assert "| 64 | cpu | surgery | ok |" in markdown

@@ -62,7 +62,7 @@ def test_sites_that_differ_in_how_they_are_done_stand_apart():
 
 def test_as_json_it_is_whole():
     data = json.loads(INSPECTION.to_json())
-    assert data["schema"] == 1
+    assert data["schema"] == 2
     assert data["example"][0] == {"name": "tokens", "dtype": "int32", "shape": [513]}
     assert [row["parameter"] for row in data["plan"]["rows"]] == [row.parameter for row in PLAN.rows]
     assert data["plan"]["rows"][0]["candidates"][0]["seconds"] == 1.5

@@ -68,7 +68,7 @@ def test_missing_folders_are_made(tmp_path):
     made = Exports(files={"json": tmp_path / "a" / "b.json"})
     made.check_writable()
     made.write_files(RESULT)
-    assert (tmp_path / "a" / "b.json").read_text().startswith('{\n "schema": 1')
+    assert (tmp_path / "a" / "b.json").read_text().startswith('{\n "schema": 2')
 
 
 def test_a_report_has_the_permissions_of_any_file(tmp_path):

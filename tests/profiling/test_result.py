@@ -90,7 +90,7 @@ def test_not_a_number_survives():
 
 def test_the_json_has_what_makes_results_comparable():
     data = json.loads(RESULT.to_json())
-    assert data["schema"] == SCHEMA == 1
+    assert data["schema"] == SCHEMA == 2
     assert data["environment"]["jax"] == "0.10.2"
     assert {"jaxlib", "device_kind", "xla_flags", "matmul_precision", "x64"} <= set(data["environment"])
     assert data["options"] == {"seq_len": 512, "layers": 12}
@@ -127,8 +127,9 @@ def changed_row(**changes):
         ("{}", "it has no schema"),
         ("[" * 100_000, "not a result of pegprof"),
         (changed(schema="1"), "it has no schema"),
-        (changed(schema=SCHEMA + 1), f"the result has schema 2, and this version of pegprof reads up to {SCHEMA}"),
-        ('{"schema": 1}', "settings is missing"),
+        (changed(schema=SCHEMA + 1), f"the result has schema 3, and this version of pegprof reads {SCHEMA}"),
+        ('{"schema": 2}', "settings is missing"),
+        ('{"schema": 1}', f"the result has schema 1, and this version of pegprof reads {SCHEMA}"),
         (changed(rows=3), "rows is not an array"),
         (changed(rows=[3]), r"rows\[0\] is not an object"),
         (
@@ -144,7 +145,7 @@ def changed_row(**changes):
         (changed_row(batch=True), r"rows\[2\].batch is 'True', not of type int"),
         (changed_row(status="splendid"), r"rows\[2\].status is 'splendid', not one of ok, refused, failed, skipped"),
     ],
-    ids=range(19),
+    ids=range(20),
 )
 def test_what_is_not_a_result_is_said_in_words(text, words):
     with pytest.raises(PegprofError, match=words) as caught:

@@ -1,0 +1,1 @@
+"""Jaxpr-to-Jaxpr passes. Each computes what it is given, so each is tested by evaluating before and after."""
