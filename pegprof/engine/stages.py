@@ -1,7 +1,4 @@
-"""``Stage``: a part of a site's work that runs as soon as its inputs are known. Most sites have one stage.
-
-A stage sees a ``Frontier``: its tail with the values of the inputs for all B examples.
-"""
+"""``Stage``: a part of a site's work, run as soon as its inputs are known; ``Frontier``: those of all B examples."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -103,29 +100,31 @@ def place(cut: Cut, stages: Iterable[Stage]) -> Iterator[JaxprEqn | InnerLoop | 
     made_by = makers(eqn for eqn in cut.body if isinstance(eqn, JaxprEqn))
     available: set[Atom] = {*cut.closed.jaxpr.invars, *cut.closed.jaxpr.constvars}
     waiting = list(stages)
+    wanted = {v for stage in waiting for v in stage.tail.inputs}
     moved: set[int] = set()
 
     def place_ready() -> Iterator[JaxprEqn | Stage]:
+        held: set[int] = set()  # sites with a stage that is not ready: those after it wait too
         for stage in list(waiting):
-            if stage is not next(other for other in waiting if other.site is stage.site):
-                continue  # the stage before it has not run
             missing = [v for v in stage.tail.inputs if v not in available]
-            may_move = not stage.is_last and not any(map(is_number, missing))
-            steps = _steps_to(missing, available, made_by) if may_move or not missing else None
-            if steps is not None:
-                available.update(v for eqn in steps for v in eqn.outvars)
-                moved.update(map(id, steps))
-                waiting.remove(stage)
-                yield from steps
-                yield stage
+            may_move = not missing or (not stage.is_last and not any(map(is_number, missing)))
+            steps = _steps_to(missing, available, made_by) if may_move and id(stage.site) not in held else None
+            if steps is None:
+                held.add(id(stage.site))
+                continue
+            available.update(v for eqn in steps for v in eqn.outvars)
+            moved.update(map(id, steps))
+            waiting.remove(stage)
+            yield from steps
+            yield stage
 
     yield from place_ready()
     for step in cut.body:
-        if id(step) in moved:
-            continue
-        yield step
-        available.update(step.loop.eqn.outvars if isinstance(step, InnerLoop) else step.outvars)
-        yield from place_ready()
+        if id(step) not in moved:
+            yield step
+            made = step.loop.eqn.outvars if isinstance(step, InnerLoop) else step.outvars
+            available.update(made)
+            yield from () if wanted.isdisjoint(made) else place_ready()
 
 
 def _steps_to(

@@ -2,14 +2,17 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from pegprof.engine.accumulators import MEAN, SQUARE
 from pegprof.engine.options import Options
 from pegprof.engine.planner import find_sites
 from pegprof.engine.trace import trace_example
-
-pytestmark = pytest.mark.smoke
+from tests.engine.cases import case, tolerance
+from tests.fuzz.check import tails_of
+from tests.oracles import quick_jit
+from tests.programs import PROGRAMS
 
 
 def _site_of(loss, params, x, parameter):
@@ -55,3 +58,27 @@ def test_the_recomputing_tail_gives_the_same_gradients():
     assert site.recomputing.equations == site.tail.equations
     assert site.recomputing.outputs == site.tail.outputs
     assert len(site.recomputing.inputs) <= len(site.tail.inputs) + 2
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", list(PROGRAMS)[5::16])
+def test_a_tail_gives_the_programs_gradients_as_it_is_recomputed_and_by_its_structures(name):
+    loss, params, batch = case(name, 3)
+    trace = trace_example(loss, (params, batch), Options(keep_batch_dim=PROGRAMS[name].keep_batch_dim))
+    cut = find_sites(trace, [MEAN])
+    inputs = zip(trace.inputs((params, batch)), trace.depends, strict=True)
+    first = [x[0] if own else x for x, own in inputs]
+    labels = []
+
+    @quick_jit
+    def run(*first):
+        found = list(tails_of(cut, first))
+        labels[:] = [label for label, _, _ in found]
+        return [(before, after) for _, before, after in found]
+
+    results = run(*first)
+    for label, (before, after) in zip(labels, results, strict=True):
+        for a, b in zip(before, after, strict=True):
+            a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+            largest = np.max(np.abs(a), initial=0.0)
+            np.testing.assert_allclose(a, b, atol=tolerance(PROGRAMS[name]) * largest, err_msg=str(label))

@@ -259,7 +259,7 @@ def _check_passes(program: Program, case: Case, trace: Trace, cut: Cut, truth: T
     def run(params: Any, batch: Any) -> Any:
         inputs = trace.inputs((params, batch))
         first = [x[0] if own else x for x, own in zip(inputs, trace.depends, strict=True)]
-        found = list(_tails(cut, first))
+        found = list(tails_of(cut, first))
         labels[:] = [label for label, _, _ in found]
         _, _, squeezed = trace.split_outputs(evaluate(trace.closed, first))
         _, _, hoisted = trace.split_outputs(evaluate(cut.closed, first))
@@ -290,7 +290,7 @@ def _same(before: Any, after: Any, rtol: float, atol: float) -> bool:
     return before.shape == after.shape and bool(np.all(np.abs(before - after) <= rtol * largest + atol))
 
 
-def _tails(cut: Cut, inputs: Sequence[Any]) -> Iterator[tuple[str, list[Any], list[Any]]]:
+def tails_of(cut: Cut, inputs: Sequence[Any]) -> Iterator[tuple[str, list[Any], list[Any]]]:
     """For each site what the program gives, and what its tail gives: whole, with operands recomputed, by structure."""
     env = start(cut.closed, inputs)
     env.run(cut.closed.jaxpr.eqns)
@@ -305,4 +305,4 @@ def _tails(cut: Cut, inputs: Sequence[Any]) -> Iterator[tuple[str, list[Any], li
     for step in cut.body:
         if isinstance(step, InnerLoop):
             consts, carry, xs = step.loop.split_inputs(env.read(step.loop.eqn.invars))
-            yield from _tails(step.cut, [*consts, *carry, *(x[0] for x in xs)])
+            yield from tails_of(step.cut, [*consts, *carry, *(x[0] for x in xs)])
