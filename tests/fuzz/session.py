@@ -5,12 +5,14 @@ import dataclasses
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import jax
+import numpy as np
 
 import tests.fuzz.blocks  # noqa: F401 - registers the blocks
 from pegprof.engine.rules import strategies
-from tests.fuzz.check import Case, Discarded, check, draw_case
+from tests.fuzz.check import Case, Discarded, check, draw_case, tolerance
 from tests.fuzz.grammar import BLOCKS, WEIGHTS, Misfit, Program, draw_program
 
 PROGRESS_S = 30.0
@@ -87,6 +89,10 @@ class Session:
             self.miscompiled.append(self.replay_command(number))
             self.say(f"wrong as compiled, right one operation at a time: {self.miscompiled[-1]}")
             return
+        if not plain_vmap_is_right(program, case):
+            self.miscompiled.append(self.replay_command(number))
+            self.say(f"wrong by jax.vmap alone, without pegprof: {self.miscompiled[-1]}")
+            return
         failure = self.failure(number, program, case, findings.wrong)
         self.failures.append(failure)
         self.say(str(failure))
@@ -144,6 +150,20 @@ def right_without_compiler(program: Program, case: Case) -> bool:
         return not check(program, dataclasses.replace(case, eager=True)).wrong
     except Discarded:
         return False
+
+
+def plain_vmap_is_right(program: Program, case: Case) -> bool:
+    """Whether ``jax.vmap`` of the loss, without pegprof, gives the losses that the examples have one at a time."""
+    batch = jax.tree.map(lambda x: x[: case.B], program.batch)
+
+    def loss(example: Any) -> Any:
+        if program.keep_batch_dim:
+            example = jax.tree.map(lambda x: x[None], example)
+        return program.loss(program.params, example)
+
+    alone = [loss(jax.tree.map(lambda x, i=i: x[i], batch)) for i in range(case.B)]
+    together = jax.vmap(loss)(jax.tree.map(jax.numpy.asarray, batch))
+    return np.allclose(together, np.asarray(alone), rtol=tolerance(program), atol=tolerance(program))
 
 
 def shrink(
