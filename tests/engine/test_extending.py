@@ -212,6 +212,14 @@ def test_a_batch_too_small_for_a_statistic_may_be_merged_with_others():
     np.testing.assert_allclose(total.finish()["variance"], np.var([1, 2, 4, 6], ddof=1))
 
 
+def test_what_is_kept_can_be_carried_through_a_scan_over_steps():
+    loss = lambda w, x: jnp.mean(jnp.tanh(x @ w))
+    w, x = jnp.ones((3, 4)), jnp.sin(jnp.arange(90.0)).reshape(3, 2, 5, 3)  # three steps of two examples
+    kept = pegprof.accumulate_stats(loss, ("mean", "variance"))
+    total, _ = jax.lax.scan(lambda total, x: (total.merge(kept(w, x)), None), kept(w, x[0]), x[1:])
+    assert_stats_agree(total.finish(), loop_stats(loss, ("mean", "variance"), w, x.reshape(6, 5, 3)))
+
+
 # ---- a rule ---------------------------------------------------------------------------------------------------------
 
 
