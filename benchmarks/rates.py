@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import typer
@@ -170,7 +172,8 @@ def measure_rates(runs: int) -> Rates:
     for name, measure in MEASURES.items():
         print(f"measuring {name}", file=sys.stderr, flush=True)
         found[name] = measure(runs)
-    return dataclasses.replace(rates_of(jax.default_backend()), **found)
+    changes: dict[str, Any] = dict(found)
+    return dataclasses.replace(rates_of(jax.default_backend()), **changes)
 
 
 def format_rates(rates: Rates) -> str:

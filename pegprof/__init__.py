@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pegprof.engine.accumulators import Accumulator as Accumulator
     from pegprof.engine.accumulators import Moment as Moment
     from pegprof.engine.accumulators import PerExample as PerExample
+    from pegprof.engine.kernels.switch import kernels as kernels
     from pegprof.engine.planner import make_plan as make_plan
     from pegprof.engine.run import accumulate_stats as accumulate_stats
     from pegprof.engine.run import grad_stats as grad_stats
@@ -32,6 +33,7 @@ _HOME_OF = {
     "accumulate_stats": "pegprof.engine.run",
     "value_and_grad_stats": "pegprof.engine.run",
     "make_plan": "pegprof.engine.planner",
+    "kernels": "pegprof.engine.kernels.switch",
     "check_examples": "pegprof.checking.examples",
     "Statistic": "pegprof.engine.statistics",
     "Accumulator": "pegprof.engine.accumulators",

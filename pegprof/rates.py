@@ -6,6 +6,8 @@ Such seconds are good for comparing strategies with each other and for nothing e
 import dataclasses
 from typing import TYPE_CHECKING
 
+from pegprof.targets.chips import CHIPS, Chip, find_chip
+
 if TYPE_CHECKING:
     from pegprof.engine.costs import Cost
 
@@ -23,62 +25,58 @@ class Rates:
     steps: float
     cache_bytes: float  # what the values of a step must fit into to stay near
     cache_speedup: float  # how much faster bytes move there
+    cache_bandwidth: float | None = None  # of the cache that the programs of a kernel share, if they do
+    overlaps: bool = False  # whether products, other operations and memory work at the same time
 
     def seconds(self, cost: "Cost") -> float:
-        """An estimate, for comparisons: what is done one after the other adds up."""
-        return (
+        """An estimate, for comparisons: what is done one after the other adds up, of what overlaps the longest counts."""
+        parts = (
             cost.matmul_flops / self.matmul
             + cost.batched_flops / self.batched
             + cost.conv_flops / self.conv
-            + cost.lone_conv_flops / self.lone_conv
-            + (cost.shift_flops + cost.other_flops) / self.other
-            + cost.bytes_moved / self.bandwidth
-            + cost.steps / self.steps
+            + cost.lone_conv_flops / self.lone_conv,
+            (cost.shift_flops + cost.other_flops) / self.other,
+            cost.bytes_moved / self.bandwidth,
+            cost.cache_bytes / self.cache_bandwidth if self.cache_bandwidth else 0.0,
         )
+        return (max(parts) if self.overlaps else sum(parts)) + cost.steps / self.steps
 
 
 # cpu: near what benchmarks/rates.py measures on two x86 cores, where two runs gave 7e10 and 1e11 for matmul, 2.6e9 for
 # lone_conv, 11 and 12 for cache_speedup. Chosen, not measured: cache_bytes; cache_speedup, lower than measured; and
 # batched, six times lower than the large products that rates.py times, since at a gradient's sizes they are far slower.
-# gpu and tpu: the makers' flop/s and bandwidth for an H100 SXM (TF32, dense) and a TPU v5p (bf16, at half rate for
-# float32 by passes); lone_conv, other, steps and the caches are guesses. None of it was ever run on such a device.
-RATES: dict[str, Rates] = {
-    "cpu": Rates(
-        matmul=1e11,
-        batched=1.5e10,
-        conv=2.9e10,
-        lone_conv=4e9,
-        other=6.7e9,
-        bandwidth=1.5e10,
-        steps=5e5,
-        cache_bytes=8 * 2**20,
-        cache_speedup=8,
-    ),
-    "gpu": Rates(
-        matmul=4.9e14,
-        batched=4.9e14,
-        conv=2.5e14,
-        lone_conv=2.5e14,
-        other=6.7e13,
-        bandwidth=3.35e12,
-        steps=2e5,
-        cache_bytes=50 * 2**20,
-        cache_speedup=2,
-    ),
-    "tpu": Rates(
-        matmul=2.3e14,
-        batched=2.3e14,
-        conv=2.3e14,
-        lone_conv=2.3e14,
-        other=4e12,
-        bandwidth=2.77e12,
-        steps=1e6,
-        cache_bytes=128 * 2**20,
-        cache_speedup=2,
-    ),
-}
+CPU = Rates(
+    matmul=1e11,
+    batched=1.5e10,
+    conv=2.9e10,
+    lone_conv=4e9,
+    other=6.7e9,
+    bandwidth=1.5e10,
+    steps=5e5,
+    cache_bytes=8 * 2**20,
+    cache_speedup=8,
+)
 
 
 def rates_of(backend: str) -> Rates:
-    """The rates of a backend by its name in jax; one that is not known is taken for a GPU."""
-    return RATES.get({"cuda": "gpu", "rocm": "gpu"}.get(backend, backend), RATES["gpu"])
+    """The rates of a backend, by its name in jax or that of a device; one that is not known is taken for a GPU."""
+    if backend == "cpu":
+        return CPU
+    return _rates_of_chip(find_chip(backend) or CHIPS["h100"])
+
+
+def _rates_of_chip(chip: Chip) -> Rates:
+    """By the makers' figures. Convolutions, at half speed, and steps of loops are guesses: nothing was ever run there."""
+    return Rates(
+        matmul=chip.float32_flops,
+        batched=chip.float32_flops,
+        conv=chip.float32_flops / 2,
+        lone_conv=chip.float32_flops / 2,
+        other=chip.vector_flops,
+        bandwidth=chip.bandwidth,
+        steps=2e5 if chip.backend == "gpu" else 1e6,
+        cache_bytes=chip.cache_bytes or chip.on_chip_bytes,
+        cache_speedup=2,
+        cache_bandwidth=chip.cache_bandwidth,
+        overlaps=True,
+    )

@@ -37,7 +37,7 @@ from pegprof.problem import load_problem
 from pegprof.profiling.comparison import Change
 from pegprof.profiling.gate import Gate
 from pegprof.profiling.result import METHODS
-from pegprof.rates import RATES, Rates
+from pegprof.rates import CPU, Rates
 from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parent.parent
@@ -272,7 +272,7 @@ def test_peers_says_what_is_missing_and_how_to_install_it(monkeypatch):
 
 
 def test_rates_are_printed_as_a_line_of_the_table():
-    found = dataclasses.replace(RATES["cpu"], matmul=9.99e10, steps=2e5, cache_bytes=2**20)
+    found = dataclasses.replace(CPU, matmul=9.99e10, steps=2e5, cache_bytes=2**20)
     text = rates.format_rates(found)
     assert text.startswith("Rates(matmul=1e11, ")
     assert eval(text).steps == 2e5

@@ -10,6 +10,7 @@ from pegprof.engine.sites import Cut
 from pegprof.engine.statistics import Statistic, accumulators_of
 from pegprof.engine.trace import Trace
 from pegprof.errors import PegprofError, nearest
+from pegprof.targets.chips import find_chip
 
 
 def check_plan(given: Plan, trace: Trace, cut: Cut, stats: Sequence[Statistic]) -> Plan:
@@ -26,7 +27,7 @@ def check_plan(given: Plan, trace: Trace, cut: Cut, stats: Sequence[Statistic]) 
     accumulators = accumulators_of(stats)
     for site in cut.sites():
         for strategy in {given.row(name).strategy for name in site.names}:
-            if strategy == CONSTANT or not find_strategy(strategy).covers(site, accumulators):
+            if strategy == CONSTANT or not find_strategy(strategy).covers(site, accumulators, find_chip(given.backend)):
                 what = f"the plan's strategy {strategy} does not fit the gradient of {site.names[0]}"
                 raise _misfit(f"{what} and the statistics {', '.join(asked)}", where=site.names[0])
         given.at(site.key)

@@ -27,6 +27,7 @@ class Cost:
     shift_flops: float = 0.0  # in convolutions as products of shifted copies, entry by entry
     other_flops: float = 0.0  # in anything else that is elementwise
     bytes_moved: float = 0.0
+    cache_bytes: float = 0.0  # that programs of a kernel read through the cache that they share
     steps: float = 0.0  # of loops
     bytes_held: float = 0.0  # at once, beside the frontier and the results
 

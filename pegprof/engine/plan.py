@@ -49,6 +49,7 @@ class PlanRow:
     rank: int | None = None  # bounds the rank of one example's gradient: T, the positions of an example
     chunk: int = 1  # how many gradients are held at once, where the strategy holds some
     flops: float = 0.0  # of the whole batch, at this site
+    bytes_moved: float = 0.0  # to and from main memory, likewise, by estimate
     bytes: int = 0  # held at this site beside its frontier and the results
     why: str = ""
     source: str = ""  # the user's line, where the gradients are materialised
@@ -71,6 +72,7 @@ class Plan:
     one_at_a_time: str = ""  # why the program cannot be batched, if it cannot
     schedules: tuple[Schedule, ...] = ()  # what was compared, where the planner chose
     rates: Mapping[str, float] = dataclasses.field(default_factory=dict)  # what turned costs into seconds
+    remarks: tuple[str, ...] = ()  # what a reader should know, such as why kernels are not used
 
     @property
     def materialised(self) -> tuple[str, ...]:

@@ -9,12 +9,12 @@ import math
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-import jax
-
 from pegprof.checking.arguments import Loss, check_batch
 from pegprof.engine.accumulators import Accumulator
 from pegprof.engine.costs import Body, arrays_of, body_of, body_seconds, frontier_bytes, gradient_bytes
 from pegprof.engine.jaxpr import source_line, unbatchable_reason, variables
+from pegprof.engine.kernels.selfcheck import trusted_chip
+from pegprof.engine.kernels.switch import resolve_backend
 from pegprof.engine.options import Options, PlanArgs, takes_options
 from pegprof.engine.passes.loops import hoist
 from pegprof.engine.plan import CONSTANT, Candidate, Plan, PlanRow, Schedule
@@ -25,6 +25,7 @@ from pegprof.engine.structures.contraction import describe_contraction
 from pegprof.engine.tails import example_dependent
 from pegprof.engine.trace import Trace, trace_example
 from pegprof.rates import Rates, rates_of
+from pegprof.targets.chips import Chip
 
 AS_FAST = 1.02
 """Estimates of time that are this close do not tell two schedules apart. Then memory does: it is not free."""
@@ -37,7 +38,11 @@ AS_MUCH_MEMORY = 1.1
 """On a CPU, where fewer examples at a time cost little, the body may take this much of the plain gradient's memory."""
 
 CHUNK_BYTES = 64 * 2**20
-"""How much the gradients that a site holds at once may take, at the most."""
+"""How much the gradients that a site holds at once may take on a CPU."""
+
+CHUNK_SHARE = 0.05
+"""The same elsewhere, as a share of what the body may have to store. Every chunk reads and writes the accumulators, so
+that fewer chunks move fewer bytes; and they may always take as much as the site's frontier."""
 
 
 @takes_options(PlanArgs)
@@ -83,10 +88,13 @@ def plan_sites(trace: Trace, cut: Cut, stats: Sequence[Statistic]) -> Plan:
     """Choose a strategy for each site, and how many examples run at a time."""
     options = trace.options
     check_batch(trace.B, stats, options.microbatch_size)
-    backend = options.backend or jax.default_backend()
+    backend = resolve_backend(options.backend)
     accumulators = accumulators_of(stats)
-    planner = _Planner(trace=trace, cut=cut, accumulators=accumulators, backend=backend, rates=rates_of(backend))
-    body = body_of(cut)
+    chip, remarks = trusted_chip(backend)
+    body, rates = body_of(cut), rates_of(backend)
+    planner = _Planner(
+        trace=trace, cut=cut, accumulators=accumulators, backend=backend, rates=rates, chip=chip, body=body
+    )
     reason = unbatchable(trace)
     if reason:
         sizes = [1]
@@ -95,7 +103,7 @@ def plan_sites(trace: Trace, cut: Cut, stats: Sequence[Statistic]) -> Plan:
     else:
         sizes = _sizes_to_try(trace.B, body, backend, options.memory_budget)
     rows = {size: planner.plan_at(size) for size in sizes}
-    schedules = [planner.schedule(size, rows[size], body) for size in sizes]
+    schedules = [planner.schedule(size, rows[size]) for size in sizes]
     best = _best_schedule(schedules, backend, options.memory_budget)
     return Plan(
         rows=rows[best.microbatch_size],
@@ -106,6 +114,7 @@ def plan_sites(trace: Trace, cut: Cut, stats: Sequence[Statistic]) -> Plan:
         one_at_a_time=reason,
         schedules=tuple(schedules),
         rates=dataclasses.asdict(planner.rates),
+        remarks=remarks,
     )
 
 
@@ -152,6 +161,8 @@ class _Planner:
     accumulators: tuple[Accumulator, ...]
     backend: str
     rates: Rates
+    chip: Chip | None  # whose kernels may be used
+    body: Body
 
     def plan_at(self, examples: int) -> tuple[PlanRow, ...]:
         """The rows for some examples at a time, in the order of the parameters."""
@@ -166,8 +177,7 @@ class _Planner:
 
     def plan_site(self, site: Site, examples: int) -> list[PlanRow]:
         """The rows of the parameters whose gradients are formed at a site."""
-        room = min(CHUNK_BYTES, examples * frontier_bytes(site.tail))
-        chunk = max(1, min(examples, room // max(1, gradient_bytes(site.tail))))
+        chunk = max(1, min(examples, int(self.room_at(site, examples) // max(1, gradient_bytes(site.tail)))))
         best, *_ = candidates = self.candidates(site, examples, chunk)
         contraction, rank = describe_contraction(site.tail, site.formed_by)
         unknown = None if best.strategy in RULES else site.unknown
@@ -184,6 +194,7 @@ class _Planner:
                 rank=rank,
                 chunk=chunk,
                 flops=best.flops * site.repeats * self.trace.B / examples / len(site.names),
+                bytes_moved=best.bytes_moved * site.repeats * self.trace.B / examples / len(site.names),
                 bytes=int(best.bytes_held) // len(site.names),
                 why=why or find_strategy(best.strategy).why,
                 source=line,
@@ -194,12 +205,19 @@ class _Planner:
             for name in names
         ]
 
+    def room_at(self, site: Site, examples: int) -> float:
+        """How many bytes of gradients a site may hold at once."""
+        frontier = examples * frontier_bytes(site.tail)
+        if self.backend == "cpu":
+            return min(CHUNK_BYTES, frontier)
+        return max(frontier, CHUNK_SHARE * examples * self.body.live_bytes)
+
     def candidates(self, site: Site, examples: int, chunk: int) -> tuple[Candidate, ...]:
         """The strategies that fit, cheapest first."""
-        fitting = [s for s in strategies().values() if s.covers(site, self.accumulators)]
+        fitting = [s for s in strategies().values() if s.covers(site, self.accumulators, self.chip)]
         if self.backend != "cpu":  # a CPU runs fewer examples at a time instead
             fitting = [s for s in fitting if s.frees_memory] or fitting
-        costs = {s.name: s.cost(site, self.accumulators, examples, chunk) for s in fitting}
+        costs = {s.name: s.cost_at(site, self.accumulators, examples, chunk, self.chip) for s in fitting}
         found = [
             Candidate(
                 strategy=name,
@@ -212,20 +230,20 @@ class _Planner:
         ]
         return tuple(sorted(found, key=lambda candidate: candidate.seconds))
 
-    def schedule(self, examples: int, rows: Sequence[PlanRow], body: Body) -> Schedule:
+    def schedule(self, examples: int, rows: Sequence[PlanRow]) -> Schedule:
         """What the whole batch takes with some examples at a time, by estimate."""
         by_site = {row.site: row.candidates[0] for row in rows if row.candidates}
         sites = [(site, by_site[site.key]) for site in self.cut.sites()]
         results = sum(4 * math.prod(row.shape) for row in rows) * arrays_of(self.accumulators)
         several = examples < self.trace.B
-        one_chunk = body_seconds(body, examples, self.rates)
+        one_chunk = body_seconds(self.body, examples, self.rates)
         one_chunk += sum(candidate.seconds * site.repeats for site, candidate in sites)
         one_chunk += 3 * results / self.rates.bandwidth if several else 0.0  # merging reads two and writes one
         held = max((candidate.bytes_held for _, candidate in sites), default=0.0)
         return Schedule(
             microbatch_size=examples,
             seconds=one_chunk * self.trace.B / examples,
-            bytes=examples * body.live_bytes + held + results * (2 if several else 1),
+            bytes=examples * self.body.live_bytes + held + results * (2 if several else 1),
         )
 
 

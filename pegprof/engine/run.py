@@ -18,6 +18,7 @@ from pegprof.checking.plan import check_plan
 from pegprof.engine.accumulators import MEAN, Accumulator, PerExample, Summary, in_chunks
 from pegprof.engine.dtypes import widen
 from pegprof.engine.jaxpr import Env, leading_axis, start, vary, varying_axes
+from pegprof.engine.kernels.switch import chip_for
 from pegprof.engine.options import OptionArgs, Options, takes_options
 from pegprof.engine.plan import Plan
 from pegprof.engine.planner import find_sites, plan_sites
@@ -273,7 +274,7 @@ class _Example:
         if self.index is None:  # what runs one example at a time needs no strategy
             return LOOP.stages_at(site, self.accumulators, 1)
         row = self.plan.at(site.key)
-        return find_strategy(row.strategy).stages_at(site, self.accumulators, row.chunk)
+        return find_strategy(row.strategy).stages_at(site, self.accumulators, row.chunk, chip_for(self.plan.backend))
 
     def run_inner_loop(self, inner: InnerLoop, env: Env, formed: Env) -> None:
         """A scan whose stacked gradients become stacked summaries."""

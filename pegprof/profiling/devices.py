@@ -21,7 +21,6 @@ class Device:
     Args:
       name: what ``--target`` takes.
       title: what people call it.
-      kinds: what JAX calls it where it is present.
       compiler: what compiles for it.
       memory_bytes: what programs can have of it.
       topology: the arguments of ``jax.experimental.topologies.get_topology_desc``.
@@ -30,16 +29,13 @@ class Device:
 
     name: str
     title: str
-    kinds: tuple[str, ...]
     compiler: Compiler
     memory_bytes: int
     topology: Mapping[str, Any]
     environment: Mapping[str, str]
 
 
-def _tpu(
-    name: str, title: str, *, kinds: tuple[str, ...], usable_gib: float, topology: str, accelerator: str, **more: Any
-) -> Device:
+def _tpu(name: str, title: str, *, usable_gib: float, topology: str, accelerator: str, **more: Any) -> Device:
     """The smallest whole host of such chips, of which a program takes one.
 
     ``usable_gib`` is what XLA says is available when it refuses a program that needs more: the published size without
@@ -48,7 +44,6 @@ def _tpu(
     return Device(
         name=name,
         title=title,
-        kinds=kinds,
         compiler=TPU,
         memory_bytes=int(usable_gib * GIB),
         topology={"topology_name": topology, **more},
@@ -103,11 +98,10 @@ _COMMON_TO_GPUS = {
 }
 
 
-def _gpu(name: str, title: str, *, kinds: tuple[str, ...], gpu: Gpu) -> Device:
+def _gpu(name: str, title: str, *, gpu: Gpu) -> Device:
     return Device(
         name=name,
         title=title,
-        kinds=kinds,
         compiler=CUDA,
         memory_bytes=gpu.device_memory_size,
         topology={"topology_name": name, "target_config": gpu.to_text_proto(title), "topology": "1x1x1"},
@@ -179,7 +173,6 @@ DEVICES: dict[str, Device] = {
         _tpu(
             "tpu-v4",
             "TPU v4",
-            kinds=("TPU v4",),
             usable_gib=30.75,
             topology="v4:2x2x1",
             accelerator="v4-8",
@@ -188,7 +181,6 @@ DEVICES: dict[str, Device] = {
         _tpu(
             "tpu-v5e",
             "TPU v5e",
-            kinds=("TPU v5 lite", "TPU v5e"),
             usable_gib=15.75,
             topology="v5e:2x2",
             accelerator="v5litepod-4",
@@ -196,7 +188,6 @@ DEVICES: dict[str, Device] = {
         _tpu(
             "tpu-v5p",
             "TPU v5p",
-            kinds=("TPU v5", "TPU v5p"),
             usable_gib=95.74,
             topology="v5p:2x2x1",
             accelerator="v5p-8",
@@ -204,7 +195,6 @@ DEVICES: dict[str, Device] = {
         _tpu(
             "tpu-v6e",
             "TPU v6e",
-            kinds=("TPU v6 lite", "TPU v6e"),
             usable_gib=31.25,
             topology="v6e:2x2",
             accelerator="v6e-4",
@@ -212,34 +202,23 @@ DEVICES: dict[str, Device] = {
         _tpu(
             "tpu-7x",
             "TPU 7x, half a chip",  # JAX has its two halves as two devices, each with half the memory
-            kinds=("TPU7x",),
             usable_gib=94.75,
             topology="tpu7x:2x2x1",
             accelerator="tpu7x-8",
         ),
-        _gpu("t4", "NVIDIA T4", kinds=("Tesla T4", "NVIDIA T4"), gpu=_T4),
-        _gpu("l4", "NVIDIA L4", kinds=("NVIDIA L4",), gpu=_L4),
-        _gpu("a100", "NVIDIA A100 40 GB", kinds=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), gpu=_A100),
+        _gpu("t4", "NVIDIA T4", gpu=_T4),
+        _gpu("l4", "NVIDIA L4", gpu=_L4),
+        _gpu("a100", "NVIDIA A100 40 GB", gpu=_A100),
         _gpu(
             "a100-80",
             "NVIDIA A100 80 GB",
-            kinds=("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"),
             gpu=dataclasses.replace(_A100, memory_bandwidth=2_039_040_000_000, device_memory_size=85_100_068_864),
         ),
-        _gpu("h100", "NVIDIA H100 80 GB", kinds=("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe"), gpu=_H100),
-        _gpu("h200", "NVIDIA H200", kinds=("NVIDIA H200",), gpu=_H200),
-        _gpu("b200", "NVIDIA B200", kinds=("NVIDIA B200",), gpu=_B200),
+        _gpu("h100", "NVIDIA H100 80 GB", gpu=_H100),
+        _gpu("h200", "NVIDIA H200", gpu=_H200),
+        _gpu("b200", "NVIDIA B200", gpu=_B200),
     )
 }
-
-
-def name_of_kind(kind: str) -> str | None:
-    """The name in the table of a device that is here, by what JAX calls it; None if it is not there.
-
-    >>> name_of_kind("TPU v5 lite"), name_of_kind("abacus")
-    ('tpu-v5e', None)
-    """
-    return next((device.name for device in DEVICES.values() if kind in device.kinds), None)
 
 
 def require_compiler(device: Device) -> None:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pegprof.errors import PegprofError, nearest
-from pegprof.profiling.devices import DEVICES, Device, name_of_kind, require_compiler
+from pegprof.profiling.devices import DEVICES, Device, require_compiler
 from pegprof.profiling.units import format_bytes
+from pegprof.targets.chips import name_of_kind
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ class Target:
 
     Args:
       name: what ``--target`` takes.
-      backend: JAX's name for the kind of device, which the planner plans for.
+      backend: what the planner plans for: JAX's name for the kind of device, or a device of the table.
       environment: of every child.
       runs: whether programs are run on it: the host alone.
       device: what is not here, and only compiled for.
@@ -115,7 +116,7 @@ def cpu_target() -> Target:
 def absent_target(device: Device) -> Target:
     """A device that is only compiled for. Its children run nothing, and see no accelerator that is here."""
     environment = {**ENVIRONMENT, **device.environment, "JAX_PLATFORMS": "cpu"}
-    return Target(name=device.name, backend=device.compiler.backend, environment=environment, device=device)
+    return Target(name=device.name, backend=device.name, environment=environment, device=device)
 
 
 def find_host(ask_kind: Callable[[Target], str | None]) -> Target:

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pegprof
+
 from pegprof import grad_stats, make_plan
 from pegprof.engine.rules import outer
 from tests.engine.cases import only
@@ -107,6 +109,11 @@ def test_it_is_for_norms_alone(monkeypatch):
 @pytest.mark.parametrize(("T", "expected"), [(16, True), (1024, False)])
 def test_the_planner_takes_it_where_positions_are_few(T, expected):
     f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
-    for backend, name in (("cpu", "gram"), ("gpu", "batched_gram"), ("tpu", "batched_gram")):
-        row = make_plan(lambda w, x: score(x @ w), f32(512, 512), f32(16, T, 512), stats="norm", backend=backend)
-        assert (row.row("params").strategy == name) == expected, (backend, row)
+    how = {"cpu": ("gram", "gram"), "gpu": ("fused_gram", "batched_gram"), "tpu": ("fused_gram", "batched_gram")}
+    for backend, names in how.items():
+        for enabled, name in zip((True, False), names, strict=True):
+            with pegprof.kernels(enabled):
+                plan = make_plan(
+                    lambda w, x: score(x @ w), f32(512, 512), f32(16, T, 512), stats="norm", backend=backend
+                )
+            assert (plan.row("params").strategy == name) == expected, (backend, plan)

@@ -13,6 +13,7 @@ from pegprof.profiling import compilers, target_list, targets
 from pegprof.profiling.compilers import CUDA, TPU, Wheels
 from pegprof.profiling.devices import DEVICES, GIB, require_compiler
 from pegprof.profiling.target_list import list_targets, render
+from pegprof.targets.chips import CHIPS
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 NOT_INSTALLED = dataclasses.replace(TPU, wheels=(Wheels(modules=("no_such_package.no_module",), packages=()),))
@@ -24,7 +25,8 @@ def host(name="cpu", backend="cpu"):
 
 
 def test_names_and_kinds_are_of_one_device_each():
-    kinds = [kind for device in DEVICES.values() for kind in device.kinds]
+    kinds = [kind for chip in CHIPS.values() for kind in chip.kinds]
+    assert CHIPS.keys() == DEVICES.keys()
     assert len(set(kinds)) == len(kinds)
     assert not {"cpu", "tpu", "gpu"} & set(DEVICES)
 
@@ -108,9 +110,9 @@ def test_targets_come_in_the_order_of_their_names_and_only_the_host_runs(monkeyp
     monkeypatch.setattr(targets, "require_compiler", lambda device: None)
     chosen = targets.choose_targets(("h100", "cpu", "tpu-v5e"), host())
     assert [(each.name, each.backend, each.runs) for each in chosen] == [
-        ("h100", "gpu", False),
+        ("h100", "h100", False),
         ("cpu", "cpu", True),
-        ("tpu-v5e", "tpu", False),
+        ("tpu-v5e", "tpu-v5e", False),
     ]
     assert {each.environment.get("JAX_PLATFORMS", "cpu") for each in chosen} == {"cpu"}
 

@@ -110,7 +110,7 @@ def test_a_run_for_targets_has_a_row_for_each_and_runs_nothing():
     tpu, _, gpu, _ = result.rows
     assert (tpu.status, tpu.device, tpu.capacity_bytes) == ("ok", "TPU v5e", DEVICES["tpu-v5e"].memory_bytes)
     assert (gpu.status, gpu.device, gpu.capacity_bytes) == ("ok", "NVIDIA H100 80 GB", 20 * GIB)
-    assert (result.plans[8].backend, result.other_plans["h100"][8].backend) == ("tpu", "gpu")
+    assert (result.plans[8].backend, result.other_plans["h100"][8].backend) == ("tpu-v5e", "h100")
     assert [result.verdict_on(name).target for name in names] == list(names)
     assert result.exit_code == ExitCode.OK
     assert pegprof.Result.from_json(result.to_json()) == result

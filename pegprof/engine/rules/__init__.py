@@ -8,6 +8,8 @@ value stays right. Of what fits, the planner takes the cheapest on the backend a
 from pegprof.engine.rules.base import Rule, Strategy
 from pegprof.engine.rules.conv import DEPTHWISE, PATCHES
 from pegprof.engine.rules.folds import BATCHED, DIRECT, LOOP
+from pegprof.engine.rules.fused import FUSED, FUSED_GRAM
+from pegprof.engine.rules.fused_tied import FUSED_TIED
 from pegprof.engine.rules.outer import BATCHED_GRAM, FACTORED, GRAM
 from pegprof.engine.rules.rows import SEGMENT
 from pegprof.engine.rules.sums import STAGED, TIED
@@ -18,7 +20,8 @@ SCHEDULES: dict[str, Strategy] = {s.name: s for s in (DIRECT, LOOP, BATCHED)}
 """Schedules of the default fold: all at once, one example at a time, a chunk at a time."""
 
 RULES: dict[str, Rule] = {
-    rule.name: rule for rule in (FACTORED, PATCHES, DEPTHWISE, SEGMENT, TIED, STAGED, GRAM, BATCHED_GRAM)
+    rule.name: rule
+    for rule in (FACTORED, PATCHES, DEPTHWISE, SEGMENT, TIED, STAGED, GRAM, BATCHED_GRAM, FUSED, FUSED_GRAM, FUSED_TIED)
 }
 """By name. To add a rule, add it here, or from outside: ``RULES[rule.name] = rule``."""
 

@@ -9,6 +9,7 @@ from pegprof.engine.costs import Cost
 from pegprof.engine.sites import Site
 from pegprof.engine.stages import Accumulators, Frontier, Stage, Summaries
 from pegprof.engine.structures import Structure
+from pegprof.targets.chips import Chip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,11 +25,17 @@ class Strategy:
     frees_memory: bool = False  # whether it lets go of large operands early; preferred where memory is what runs out
     stages: Callable[[Site, Accumulators, int], Sequence[Stage]] | None = None  # in place of ``run``, if several
 
-    def covers(self, site: Site, accumulators: Accumulators) -> bool:
-        """Whether it can serve these accumulators at a site."""
+    def covers(self, site: Site, accumulators: Accumulators, chip: Chip | None = None) -> bool:
+        """Whether it can serve these accumulators at a site; ``chip`` is the one whose kernels may be used."""
         return self.fits(site, accumulators)
 
-    def stages_at(self, site: Site, accumulators: Accumulators, chunk: int) -> Sequence[Stage]:
+    def cost_at(self, site: Site, accumulators: Accumulators, B: int, chunk: int, chip: Chip | None = None) -> Cost:
+        """What it takes for B examples."""
+        return self.cost(site, accumulators, B, chunk)
+
+    def stages_at(
+        self, site: Site, accumulators: Accumulators, chunk: int, chip: Chip | None = None
+    ) -> Sequence[Stage]:
         """Its stages at a site; most strategies have one."""
         if self.stages:
             return self.stages(site, accumulators, chunk)
@@ -48,7 +55,7 @@ class Rule(Strategy):
     structure: type[Structure]
     accumulators: tuple[type[Accumulator], ...]
 
-    def covers(self, site: Site, accumulators: Accumulators) -> bool:
+    def covers(self, site: Site, accumulators: Accumulators, chip: Chip | None = None) -> bool:
         parts = [part for structure in site.structures for part in (structure, *structure.parts)]
         return (
             any(isinstance(part, self.structure) for part in parts)

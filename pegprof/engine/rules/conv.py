@@ -134,6 +134,17 @@ class Windows:
         """The shifted copies for all taps, written one beside the other."""
         return self.taps * self.positions * math.prod(n for x, n in self.sizes.items() if x in self.moving)
 
+    @property
+    def patch_letters(self) -> tuple[str, str]:
+        """The letters of what ``patches_of`` returns."""
+        letters: list[str] = []
+        picked = jax.ShapeDtypeStruct([self._padded_size(a) for a in self.moving], jnp.float32)
+        jax.eval_shape(lambda x: letters.append(_patches(x, self)[1]), picked)
+        return letters[0], self.resting
+
+    def _padded_size(self, letter: str) -> int:
+        return self.sizes[letter] if letter in self.sizes else self.shifts[POSITIONS.index(letter)].extent
+
     def pick(self, values: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
         """The operand to shift, padded, with the axes of ``moving``, and the other with those of ``resting``."""
         x, r = (self._in_letters(values[side], self.operands[side]) for side in (self.shifted, 1 - self.shifted))
@@ -248,13 +259,19 @@ def by_patches(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
     """A convolution of one example, in float32 at least."""
     windows = windows_of(eqn)
     common = jnp.result_type(*values)
-    x, r = windows.pick([jnp.asarray(value, common) for value in values])
-    x, letters = _patches(x, windows)
-    result = "".join(letter for letter in windows.result if letter in letters + windows.resting)
+    x, r = patches_of(windows, [jnp.asarray(value, common) for value in values])
+    letters, resting = windows.patch_letters
+    result = "".join(letter for letter in windows.result if letter in letters + resting)
     wide = jnp.result_type(jnp.float32, x.dtype, dtype_of(eqn.outvars[0]))
-    text = f"{letters},{windows.resting}->{result}"
+    text = f"{letters},{resting}->{result}"
     product = jnp.einsum(text, x, r, precision=eqn.params["precision"], preferred_element_type=wide)
     return [in_result_layout(product, result, windows, eqn)]
+
+
+def patches_of(windows: Windows, values: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """The shifted operand's copies for all taps, and the other operand: see ``Windows.patch_letters``."""
+    x, r = windows.pick(values)
+    return _patches(x, windows)[0], r
 
 
 def _patches(x: jax.Array, windows: Windows) -> tuple[jax.Array, str]:

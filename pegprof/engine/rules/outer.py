@@ -51,19 +51,33 @@ def _fits(site: Site, accumulators: Accumulators) -> bool:
     tail = site.tail
     if len(tail.starts) != 1 or not all(isinstance(s, Outer) for s in site.structures):
         return False
-    (start,) = tail.starts
-    of_example = {v for v, d in zip(tail.inputs, tail.depends, strict=True) if d}
-    leading = leading_to(tail.equations, start.invars)
-    of_example.update(v for eqn in leading for v in eqn.outvars)
-    steps = _following(tail)
-    permuted = all(permutes(eqn) for eqn in steps)
     return (
-        contracted_size(start) == 1
-        and of_example.issuperset(variables(start.invars))
-        and all(permutes(eqn) or _scales(eqn, of_example, tail) for eqn in steps)
+        contracted_size(tail.starts[0]) == 1
+        and only_scales(tail)
         and all(a.factor is not None for a in accumulators if isinstance(a, Moment))
-        and (permuted or not any(isinstance(a, SquareNorm) for a in accumulators))
+        and (only_permutes(tail) or not any(isinstance(a, SquareNorm) for a in accumulators))
     )
+
+
+def _own_values(tail: Tail) -> set[Var]:
+    """The example's own values that the start of a tail may take: inputs, and what is made of them first."""
+    (start,) = tail.starts
+    own = {v for v, d in zip(tail.inputs, tail.depends, strict=True) if d}
+    return own.union(v for eqn in leading_to(tail.equations, start.invars) for v in eqn.outvars)
+
+
+def only_scales(tail: Tail) -> bool:
+    """Whether the one start takes two values of the example, and what follows permutes entries, or scales them alike."""
+    own = _own_values(tail)
+    return own.issuperset(variables(tail.starts[0].invars)) and all(
+        permutes(eqn) or _scales(eqn, own, tail) for eqn in _following(tail)
+    )
+
+
+def only_permutes(tail: Tail) -> bool:
+    """Likewise, where what follows only permutes entries."""
+    takes = _own_values(tail).issuperset(variables(tail.starts[0].invars))
+    return takes and all(permutes(eqn) for eqn in _following(tail))
 
 
 def _following(tail: Tail) -> list[JaxprEqn]:
@@ -92,11 +106,11 @@ def _run(site: Site, accumulators: Accumulators, frontier: Frontier, chunk: int)
         match accumulator:
             case Moment(factor=factor):
                 assert factor is not None
-                return _follow(tail, env, _mean(start, (factor(s), factor(r))), factor)
+                return follow(tail, env, _mean(start, (factor(s), factor(r))), factor)
             case Centred():
                 mean = _mean(start, (s, r))
-                means = _follow(tail, env, mean, lambda x: x)
-                return list(map(Spread, means, _follow(tail, env, _centred(start, (s, r), mean), jnp.square)))
+                means = follow(tail, env, mean, lambda x: x)
+                return list(map(Spread, means, follow(tail, env, _centred(start, (s, r), mean), jnp.square)))
             case SquareNorm():
                 return [_square_norms(start, (s, r))] * len(tail.outputs)
         raise TypeError(accumulator)
@@ -135,7 +149,7 @@ def _centred(start: JaxprEqn, factors: Factors, mean: jax.Array) -> jax.Array:
     return jnp.maximum(centred - shift * shift, 0)
 
 
-def _follow(tail: Tail, env: Env, product: jax.Array, factor: Callable[[Any], Any]) -> list[Any]:
+def follow(tail: Tail, env: Env, product: jax.Array, factor: Callable[[Any], Any]) -> list[Any]:
     """A summary of the tail's gradients, from that of the start's product."""
     (start,) = tail.starts
     local, made = Env(env), set(makers(tail.equations))

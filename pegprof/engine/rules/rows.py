@@ -94,8 +94,8 @@ class _Rows:
 
     def mean_of(self, moment: Moment) -> jax.Array:
         touched_VxD = self._mean(moment.phi(self.rows_NxD))
-        at_zero = _at_zero(moment, self.rows_NxD.dtype)
-        return touched_VxD if at_zero is None else touched_VxD + self._rest(at_zero)
+        of_zero = at_zero(moment, self.rows_NxD.dtype)
+        return touched_VxD if of_zero is None else touched_VxD + self._rest(of_zero)
 
     def centred(self) -> tuple[jax.Array, jax.Array]:
         """The mean, and the mean of the squared distances from it."""
@@ -125,7 +125,7 @@ class _Rows:
         return jnp.broadcast_to(zero, (self.table.V, self.table.D))
 
 
-def _at_zero(moment: Moment, dtype: Any) -> jax.Array | None:
+def at_zero(moment: Moment, dtype: Any) -> jax.Array | None:
     """phi(0), as [1, 1]; None if it is known to be zero."""
     zero = np.zeros((1, 1), dtype)
     try:

@@ -178,7 +178,7 @@ def looked_up(g: Product, shape: Table) -> jax.Array:
     return shape.unflatten(jnp.broadcast_to(looked_up_V[:, None], (shape.V, shape.D)))
 
 
-def _fits_staged(site: Site, accumulators: Accumulators) -> bool:
+def fits_staged(site: Site, accumulators: Accumulators) -> bool:
     if not _fits_tied(site, accumulators):
         return False
     lookups = TiedTable.of(site).lookups
@@ -249,9 +249,13 @@ def _add_rows(
 
 def _cost_staged(site: Site, accumulators: Accumulators, B: int, chunk: int) -> Cost:
     """That of tied, and for each accumulator one more pass over the rows looked up."""
-    rows = 4.0 * sum(size_of(lookup.invars[2]) for lookup in TiedTable.of(site).lookups)
-    extra = Cost(bytes_moved=(3 + 3 * len(accumulators)) * rows)
-    return _cost_tied(site, accumulators, B, chunk) + extra * B + Cost(bytes_held=2 * B * rows)
+    return _cost_tied(site, accumulators, B, chunk) + cost_of_rows(site, accumulators, B)
+
+
+def cost_of_rows(site: Site, accumulators: Accumulators, B: int) -> Cost:
+    """The second stage: the rows looked up are added up, and added to each accumulator."""
+    rows = 4.0 * B * sum(size_of(lookup.invars[2]) for lookup in TiedTable.of(site).lookups)
+    return Cost(bytes_moved=(3 + 3 * len(accumulators)) * rows, bytes_held=2 * rows)
 
 
 STAGED = Rule(
@@ -259,7 +263,7 @@ STAGED = Rule(
     why="the product's statistics at once, the rows looked up put right at the end",
     structure=Sum,
     accumulators=(Moment, SquareNorm),
-    fits=_fits_staged,
+    fits=fits_staged,
     cost=_cost_staged,
     recomputes=True,
     frees_memory=True,

@@ -1,0 +1,1 @@
+"""Programs that benchmarks start as processes of their own."""
