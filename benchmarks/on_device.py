@@ -218,7 +218,7 @@ def measure_programs(device: Device, machine: Machine, request: dict[str, Any], 
     rows = []
     for name in PROGRAMS:
         row = program_row(request, name, answers.get(name, {}), failures.get(name, ""))
-        if not machine.interprets:  # a CPU keeps no account of its peaks
+        if row.status != "failed" and not machine.interprets:  # a CPU keeps no account of its peaks
             row = _add_memory(device, request, row)
         rows.append(row)
     return with_ratios(rows)

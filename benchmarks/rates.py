@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import typer

@@ -104,6 +104,7 @@ Targets = Annotated[
 NoCache = Annotated[
     bool, typer.Option("--no-cache", help="Compile again for devices that are not here, whatever is known.")
 ]
+NoKernels = Annotated[bool, typer.Option("--no-kernels", help="Plan without fused kernels, on a TPU or an NVIDIA GPU.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks, and all that the model prints.")]
 Tracebacks = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
@@ -143,6 +144,7 @@ def run(
     ] = False,
     no_csv: Annotated[bool, typer.Option("--no-csv", help="Write no CSV.")] = False,
     no_cache: NoCache = False,
+    no_kernels: NoKernels = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -171,6 +173,7 @@ def run(
         seed=seed,
         targets=arguments.parse_targets(target),
         cache=not no_cache,
+        kernels=not no_kernels,
     )
     with progress.listen(quiet=quiet) as talk:
         chosen = measure.find_targets(settings, talk=talk)
@@ -223,6 +226,7 @@ def fit(
     export_csv: Annotated[str | None, typer.Option(metavar="FILE", help="Every compile as CSV; - is stdout.")] = None,
     no_csv: Annotated[bool, typer.Option("--no-csv", help="Write no CSV.")] = False,
     no_cache: NoCache = False,
+    no_kernels: NoKernels = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -253,6 +257,7 @@ def fit(
         memory_limit_bytes=None if memory_limit is None else units.parse_bytes(memory_limit),
         targets=arguments.parse_one_target(target),
         cache=not no_cache,
+        kernels=not no_kernels,
     )
     with progress.listen(quiet=quiet) as talk:
         (chosen,) = measure.find_targets(settings, talk=talk)
@@ -290,6 +295,7 @@ def inspect(
     ] = None,
     stats: Stats = None,
     memory_limit: Annotated[str | None, typer.Option(metavar="20GiB", help="Plan for less than is free.")] = None,
+    no_kernels: NoKernels = False,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -308,6 +314,7 @@ def inspect(
         stats=arguments.parse_stats(stats),
         memory_limit_bytes=None if memory_limit is None else units.parse_bytes(memory_limit),
         targets=arguments.parse_targets(target),
+        kernels=not no_kernels,
     )
     with progress.listen(quiet=quiet) as talk:
         found = inspection.inspect_model(settings, talk=talk, debug=debug)

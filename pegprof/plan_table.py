@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pegprof.engine.plan import Plan
 
-_RIGHT = {"T", "flops", "bytes"}  # columns of numbers
+_RIGHT = {"T", "flops", "moved", "bytes"}  # columns of numbers
 
 
 def plan_table(plan: "Plan") -> str:
     """One row for each parameter, below a line that says how many examples run at a time."""
-    columns = ("parameter", "shape", "contraction", "T", "strategy", "flops", "bytes", "why")
+    columns = ("parameter", "shape", "contraction", "T", "strategy", "flops", "moved", "bytes", "why")
     cells = [
         (
             row.parameter,
@@ -19,6 +19,7 @@ def plan_table(plan: "Plan") -> str:
             "–" if row.rank is None else str(row.rank),
             row.strategy,
             _short(row.flops, {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3}),
+            _short(row.bytes_moved, {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}, unit=" B"),
             _short(row.bytes, {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}, unit=" B"),
             row.why,
         )
@@ -33,7 +34,7 @@ def plan_table(plan: "Plan") -> str:
         for line in (columns, *cells)
     ]
     head = f"plan for {', '.join(plan.stats)} of {plan.batch} examples on {plan.backend}, {_at_a_time(plan)}"
-    return "\n".join([head, *lines])
+    return "\n".join([head, *lines, *plan.remarks])
 
 
 def _at_a_time(plan: "Plan") -> str:

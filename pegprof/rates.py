@@ -29,7 +29,7 @@ class Rates:
     overlaps: bool = False  # whether products, other operations and memory work at the same time
 
     def seconds(self, cost: "Cost") -> float:
-        """An estimate, for comparisons: what is done one after the other adds up, of what overlaps the longest counts."""
+        """An estimate, for comparisons. Costs add up; of what overlaps, the longest counts."""
         parts = (
             cost.matmul_flops / self.matmul
             + cost.batched_flops / self.batched
@@ -66,7 +66,7 @@ def rates_of(backend: str) -> Rates:
 
 
 def _rates_of_chip(chip: Chip) -> Rates:
-    """By the makers' figures. Convolutions, at half speed, and steps of loops are guesses: nothing was ever run there."""
+    """By the makers' figures. The speeds of convolutions and of loops are guesses: nothing was ever run there."""
     return Rates(
         matmul=chip.float32_flops,
         batched=chip.float32_flops,

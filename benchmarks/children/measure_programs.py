@@ -89,7 +89,7 @@ def _make_arguments(problem: Problem, request: Request) -> tuple[Any, Any]:
 def _kernels(enabled: bool, request: Request) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(switch.kernels(enabled))
-        if request["interpret"]:
+        if enabled and request["interpret"]:
             stack.enter_context(switch.interpreted(request["chip"]))
         yield
 
@@ -102,7 +102,7 @@ def _compile(name: str, problem: Problem, request: Request, *, for_prices: bool 
         options = methods.Options(
             stats=resolve_stats(request["stats"]),
             microbatch_size=1,
-            backend=request["chip"] if request["interpret"] else switch.resolve_backend(None),
+            backend=request["chip"] if switch.interprets() else switch.resolve_backend(None),
             surgery_size=request["microbatch"],
         )
         about = programs.describe_program(method, problem, options, batch)

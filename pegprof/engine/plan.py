@@ -53,6 +53,7 @@ class PlanRow:
     bytes: int = 0  # held at this site beside its frontier and the results
     why: str = ""
     source: str = ""  # the user's line, where the gradients are materialised
+    kernel: bool = False  # whether the strategy is a fused kernel
     materialised: bool = False  # whether an operation that no rule understands forms the gradients in full
     candidates: tuple[Candidate, ...] = ()  # what was compared, cheapest first
 
@@ -78,6 +79,16 @@ class Plan:
     def materialised(self) -> tuple[str, ...]:
         """The parameters whose gradients an operation forms in full that no rule understands."""
         return tuple(row.parameter for row in self.rows if row.materialised)
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The keys of the sites."""
+        return tuple(dict.fromkeys(row.site for row in self.rows if row.site))
+
+    @property
+    def kernel_sites(self) -> tuple[str, ...]:
+        """Those at which a fused kernel runs."""
+        return tuple(dict.fromkeys(row.site for row in self.rows if row.kernel))
 
     def at(self, site: str) -> PlanRow:
         """What the plan says of a site; see ``Site.key``."""

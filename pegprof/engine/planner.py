@@ -113,7 +113,7 @@ def plan_sites(trace: Trace, cut: Cut, stats: Sequence[Statistic]) -> Plan:
         backend=backend,
         one_at_a_time=reason,
         schedules=tuple(schedules),
-        rates=dataclasses.asdict(planner.rates),
+        rates={name: float(rate) for name, rate in dataclasses.asdict(rates).items() if rate is not None},
         remarks=remarks,
     )
 
@@ -198,6 +198,7 @@ class _Planner:
                 bytes=int(best.bytes_held) // len(site.names),
                 why=why or find_strategy(best.strategy).why,
                 source=line,
+                kernel=find_strategy(best.strategy).is_kernel,
                 materialised=unknown is not None,
                 candidates=candidates,
             )

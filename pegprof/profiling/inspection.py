@@ -103,6 +103,8 @@ def render_inspection(inspection: Inspection, *, width: int = WIDTH, color: bool
     print_table(console, _SITE_COLUMNS, sites)
     for line in dict.fromkeys(f"{site.row.strategy}: {site.row.why}" for site in sites):
         print_words(console, line)
+    for remark in inspection.plan.remarks:
+        print_words(console, remark)
     return text_of(console)
 
 
@@ -135,7 +137,7 @@ def find_alike(rows: Sequence[PlanRow]) -> list[Sites]:
     """The rows of a plan, those that are alike together, in the order of the plan."""
     alike: dict[PlanRow, list[str]] = {}
     for row in rows:
-        alike.setdefault(dataclasses.replace(row, parameter="", candidates=()), []).append(row.parameter)
+        alike.setdefault(dataclasses.replace(row, parameter="", site="", candidates=()), []).append(row.parameter)
     return [
         Sites(name=name, count=count, row=row) for row, names in alike.items() for name, count in name_together(names)
     ]
@@ -153,5 +155,6 @@ _SITE_COLUMNS = (
     Column(header="T", cell=lambda sites: UNKNOWN if sites.row.rank is None else str(sites.row.rank)),
     Column(header="strategy", cell=lambda sites: sites.row.strategy, right=False),
     Column(header="flops", cell=lambda sites: format_count(sites.flops), keep=1),
+    Column(header="moved", cell=lambda sites: format_bytes(int(sites.count * sites.row.bytes_moved)), keep=1),
     Column(header="bytes each", cell=lambda sites: format_bytes(sites.row.bytes), keep=0),
 )

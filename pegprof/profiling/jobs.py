@@ -12,7 +12,7 @@ import jaxlib
 from pegprof.checking.problem import check_problem
 from pegprof.engine.plan import Plan
 from pegprof.engine.statistics import resolve as resolve_stats
-from pegprof.errors import PegprofError
+from pegprof.errors import PegprofError, first_line
 from pegprof.problem import Problem, load_problem
 from pegprof.profiling import agreement, methods, programs, records, verdict
 from pegprof.profiling.child import Reporter
@@ -46,6 +46,7 @@ def method_options(request: Request, problem: Problem) -> methods.Options:
         backend=request.get("backend") or jax.default_backend(),
         memory_budget=None if capacity_bytes is None else max(0, capacity_bytes - taken_bytes),
         surgery_size=request.get("surgery_size"),
+        kernels=request.get("kernels", True),
         step=step,
     )
 
@@ -108,11 +109,23 @@ def compile_method(request: Request, reporter: Reporter) -> None:
     method, batch = methods.METHODS[request["method"]], request["batch"]
     if place.device and options.memory_budget is not None:  # the compiler has the last word
         options = dataclasses.replace(options, memory_budget=OPTIMISM * options.memory_budget)
+    remark = ""
     while True:
         about = programs.describe_program(method, problem, options, batch)
+        about = dataclasses.replace(about, note="; ".join(filter(None, [about.note, remark])))
         reporter.update(**records.encode(about))
         program = programs.make_program(method, problem, options)
-        answer = place.compile(program.jit(), *program.abstract_arguments(problem, batch), use_cache=request["cache"])
+        try:
+            answer = place.compile(
+                program.jit(), *program.abstract_arguments(problem, batch), use_cache=request["cache"]
+            )
+        except Exception as error:  # whatever a compiler says of kernels: there is another way
+            if not (place.device and about.plan and about.plan.kernel_sites):
+                raise
+            options = dataclasses.replace(options, kernels=False)
+            remark = f"without kernels, which do not compile: {first_line(error)}"
+            reporter.update(progress=f"{method.name} {remark}")
+            continue
         if place.device is None or fits(answer, request["capacity_bytes"]):
             break
         smaller = _plan_smaller(problem, options, batch, about.plan)

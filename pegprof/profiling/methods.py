@@ -5,6 +5,7 @@ user would write with JAX and optax alone: bare examples where the loss takes th
 statistics taken from each gradient in float32 at least.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,6 +35,7 @@ class Options:
     backend: str
     memory_budget: int | None = None  # what surgery's planner stays within, by running fewer examples at a time
     surgery_size: int | None = None  # how many those are, where it is not the planner's choice
+    kernels: bool = True  # whether surgery may use fused kernels
     step: str | None = None  # the optimizer whose whole step is run, by name; ``programs.py`` makes it
 
 
@@ -115,7 +117,7 @@ def _open_keys(batch: Batch) -> tuple[Batch, Callable[[Batch], Batch]]:
 
 
 def _make_surgery(problem: Problem, options: Options) -> StatsFn:
-    return pegprof.grad_stats(
+    compute = pegprof.grad_stats(
         problem.loss,
         options.stats,
         keep_batch_dim=problem.keep_batch_dim,
@@ -123,6 +125,17 @@ def _make_surgery(problem: Problem, options: Options) -> StatsFn:
         memory_budget=options.memory_budget,
         microbatch_size=options.surgery_size,
     )
+
+    def fn(params: Params, batch: Batch) -> dict[str, Any]:
+        with _kernels(options):
+            return compute(params, batch)
+
+    return fn
+
+
+def _kernels(options: Options) -> contextlib.AbstractContextManager[None]:
+    """Turns fused kernels off where they are not wanted; nobody turns them on."""
+    return contextlib.nullcontext() if options.kernels else pegprof.kernels(False)
 
 
 def _about_vmap(problem: Problem, options: Options, B: int) -> About:
@@ -136,26 +149,33 @@ def _about_microbatch(problem: Problem, options: Options, B: int) -> About:
 
 def plan_surgery(problem: Problem, options: Options, B: int) -> Plan:
     """What surgery does; nothing is compiled."""
-    return pegprof.make_plan(
-        problem.loss,
-        problem.abstract_params(),
-        problem.abstract_batch(B),
-        stats=options.stats,
-        keep_batch_dim=problem.keep_batch_dim,
-        backend=options.backend,
-        memory_budget=options.memory_budget,
-        microbatch_size=options.surgery_size,
-    )
+    with _kernels(options):
+        return pegprof.make_plan(
+            problem.loss,
+            problem.abstract_params(),
+            problem.abstract_batch(B),
+            stats=options.stats,
+            keep_batch_dim=problem.keep_batch_dim,
+            backend=options.backend,
+            memory_budget=options.memory_budget,
+            microbatch_size=options.surgery_size,
+        )
 
 
 def _about_surgery(problem: Problem, options: Options, B: int) -> About:
     plan = plan_surgery(problem, options, B)
+    schedule = f"one at a time: {plan.one_at_a_time}" if plan.one_at_a_time else _schedule_note(plan.microbatch_size, B)
     return About(
-        note=f"one at a time: {plan.one_at_a_time}" if plan.one_at_a_time else _schedule_note(plan.microbatch_size, B),
+        note="; ".join(filter(None, [schedule, _kernel_note(plan), *plan.remarks])),
         microbatch_size=plan.microbatch_size,
         materialised_parameters=len(plan.materialised),
         plan=plan,
     )
+
+
+def _kernel_note(plan: Plan) -> str:
+    used = len(plan.kernel_sites)
+    return f"kernels at {used} of {len(plan.sites)} sites" if used else ""
 
 
 def _schedule_note(size: int, B: int) -> str:

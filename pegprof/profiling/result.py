@@ -52,6 +52,7 @@ class Settings:
       check: whether to compare the methods' statistics before they are timed, and to check that examples do not
         interact.
       cache: whether to take what a compiler for a device that is not here once answered, where it would be the same.
+      kernels: whether surgery may use fused kernels, on a TPU or an NVIDIA GPU.
       seed: of the parameters and the data.
       step: an optimizer, by name: whole steps of training are measured, its state included. ``stats`` are those that it
         takes (``steps.choose_stats``).
@@ -73,6 +74,7 @@ class Settings:
     seed: int = 0
     targets: tuple[str, ...] = ()
     cache: bool = True
+    kernels: bool = True
     step: str | None = None
 
 

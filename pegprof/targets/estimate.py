@@ -3,10 +3,10 @@
     roofline  max(flops ÷ peak, elementwise ÷ rate, cache bytes ÷ L2, bytes ÷ bandwidth)
     estimate  the compiler's price where it has one, else max(flops ÷ (peak · efficiency), the rest of the roofline)
 
-A fusion is one operation. The body of a loop counts as often as it runs, of branches the dearest. ``efficiency`` is
-what the compiler's cost model grants the matrix products of the same program, so a kernel of ours is never priced
-better than a product of XLA's. Operations follow each other: a copy that runs beside others still counts. Use such
-seconds for ratios on one device, and to find what is slow.
+A fusion is one operation. The body of a loop counts as often as it runs; of branches the one counts that moves most.
+``efficiency`` is what the compiler's cost model grants the matrix products of the same program, so a kernel of ours is
+never priced better than a product of XLA's. Operations follow each other: a copy that runs beside others still counts.
+Use such seconds for ratios on one device, and to find what is slow.
 """
 
 import dataclasses

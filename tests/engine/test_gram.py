@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import pegprof
-
 from pegprof import grad_stats, make_plan
 from pegprof.engine.rules import outer
 from tests.engine.cases import only

@@ -86,7 +86,7 @@ def compile_all(name: str) -> dict[str, dict[str, Any]]:
     """For each case what the kernel said that it holds on chip, and what the compiler gave it there."""
     place, found = Place(name), {}
     for case, run, arguments in cases(CHIPS[name]):
-        text = jax.jit(run).lower(*map(place.put, arguments)).compile().as_text()
+        text = jax.jit(run).lower(*map(place.put, arguments)).compile().as_text() or ""
         (call,) = (line for line in text.splitlines() if "pegprof_kernel=" in line and "tpu_custom_call" in line)
         ((held, kernel),) = HELD.findall(call)
         found[case] = {"kernel": kernel, "held_bytes": int(held), "used_bytes": sum(map(int, USED.findall(call)))}

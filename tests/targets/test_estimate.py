@@ -87,6 +87,32 @@ def test_a_loop_of_unknown_length_is_told():
     assert found.kernels[0].trips == 1
 
 
+BRANCHES = """\
+HloModule m
+
+%little (p: f32[64,64]) -> f32[64,64] {
+  %p = f32[64,64]{1,0} parameter(0)
+  ROOT %once = f32[64,64]{1,0} negate(%p)
+}
+
+%much (q: f32[64,64]) -> f32[64,64] {
+  %q = f32[64,64]{1,0} parameter(0)
+  %first = f32[64,64]{1,0} negate(%q)
+  ROOT %second = f32[64,64]{1,0} negate(%first)
+}
+
+ENTRY %main (i: s32[], a: f32[64,64]) -> f32[64,64] {
+  %i = s32[] parameter(0)
+  %a = f32[64,64]{1,0} parameter(1)
+  ROOT %c = f32[64,64]{1,0} conditional(%i, %a, %a), branch_computations={%little, %much}
+}
+"""
+
+
+def test_of_branches_the_one_that_moves_most_counts():
+    assert [each.name for each in estimate(BRANCHES, "h100").operations] == ["first", "second"]
+
+
 SOL = '{"exec_time_us":7.5,"compute_time_us":0,"name":"sol"}'
 HOLE = '{"exec_time_us":0.01,"compute_time_us":0,"name":"sol"}'
 INDEXING = '{"exec_time_us":9.5,"compute_time_us":1,"name":"indexing-cost-model"}'

@@ -12,9 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pegprof.engine.dtypes import is_real, wide_dtype
 from pegprof.engine.facts import facts_of, known
-from pegprof.engine.jaxpr import Atom, JaxprEqn, Literal, Var, bind, dtype_of, shape_of
+from pegprof.engine.jaxpr import Atom, JaxprEqn, Literal, Var, dtype_of, shape_of
 from pegprof.engine.jaxpr import primitives as p
+from pegprof.engine.passes.widen import bind_wide
 from pegprof.engine.tails import Tail, leading_to, makers
 
 Labels = tuple[str, ...]  # for each axis of a value the operand's axis that it runs along, "" where its size is one
@@ -46,11 +48,11 @@ class Elementwise:
         return not self.equations
 
     def evaluate(self, values: Sequence[jax.Array], index: Index) -> jax.Array:
-        """The operand's entries, from those of the leaves, which have size one along axes that they do not depend on."""
-        env: dict[Var, Any] = {leaf.value: x for leaf, x in zip(self.leaves, values, strict=True)}
+        """The operand's entries from those of the leaves, which have size one along axes that they do not have."""
+        env: dict[Var, Any] = {leaf.value: _wide(x) for leaf, x in zip(self.leaves, values, strict=True)}
 
         def read(atom: Atom) -> Any:
-            return jnp.asarray(atom.val, dtype_of(atom)) if isinstance(atom, Literal) else env[atom]
+            return _wide(jnp.asarray(atom.val, dtype_of(atom))) if isinstance(atom, Literal) else env[atom]
 
         for eqn in self.equations:
             (out,) = eqn.outvars
@@ -67,8 +69,13 @@ class Elementwise:
                     env[out] = operands[0]
                 case _:
                     shape = jnp.broadcast_shapes(*(x.shape for x in operands))
-                    env[out] = bind(eqn, [jnp.broadcast_to(x, shape) for x in operands])[0]
+                    env[out] = bind_wide(eqn, [jnp.broadcast_to(x, shape) for x in operands])[0]
         return read(self.operand)
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    """Narrow floats in float32: so XLA computes an elementwise chain too, and some TPUs can do no other."""
+    return x.astype(wide_dtype(x.dtype)) if is_real(x.dtype) else x
 
 
 _MOVES = (p.broadcast_in_dim_p, p.transpose_p, p.squeeze_p, p.reshape_p)  # entries stay with their labels
@@ -134,7 +141,9 @@ def _labels_of_inputs(eqn: JaxprEqn, labels: Labels) -> list[Labels] | None:
             others = tuple(a for axis, a in enumerate(labels) if axis != _scattered_axis(eqn))
             ranks = [len(shape_of(v)) for v in eqn.invars[1:]]
             return [labels, *((*others, *[""] * (rank - len(others))) for rank in ranks)]
-    if not facts_of(eqn).elementwise:
+    facts = facts_of(eqn)
+    narrows = is_real(dtype_of(eqn.outvars[0])) and wide_dtype(dtype_of(eqn.outvars[0])) != dtype_of(eqn.outvars[0])
+    if not facts.elementwise or (narrows and facts.widen is None):
         return None
     shapes = [shape_of(v) for v in eqn.invars]
     if any(shape and len(shape) != len(out) for shape in shapes):

@@ -145,7 +145,7 @@ class _Side:
         return (None, None, None, *((self.tile.T, K) if self.minor else (K, self.tile.T)))
 
     def at(self, which: int, b: Any, g: Any, t: Any, u: Any, k: Any) -> tuple[Any, ...]:
-        """The block of positions t, or u, in step k: outside its turn the one nearest to it, so that none is fetched."""
+        """The block of positions t, or u, in step k; outside its turn the nearest one, so that none is fetched."""
         chunk = jnp.clip(k - self.first, 0, self.chunks - 1)
         per_axis = np.int32(math.ceil(self.columns / self.tile.K))
         outer, column = jax.lax.div(chunk, per_axis), jax.lax.rem(chunk, per_axis)

@@ -25,6 +25,11 @@ class Strategy:
     frees_memory: bool = False  # whether it lets go of large operands early; preferred where memory is what runs out
     stages: Callable[[Site, Accumulators, int], Sequence[Stage]] | None = None  # in place of ``run``, if several
 
+    @property
+    def is_kernel(self) -> bool:
+        """Whether it runs a fused kernel."""
+        return False
+
     def covers(self, site: Site, accumulators: Accumulators, chip: Chip | None = None) -> bool:
         """Whether it can serve these accumulators at a site; ``chip`` is the one whose kernels may be used."""
         return self.fits(site, accumulators)

@@ -124,7 +124,6 @@ def evaluates(side: Side, source: Elementwise, chip: Chip) -> bool:
         and source.evaluable
         and all(side.has_whole_parts(leaf.labels) for leaf in source.leaves)
         and (not scatters or max(len(side.positions), len(side.inner)) == 1)
-        and all(dtype_of(v) != jnp.bfloat16 for eqn in source.equations for v in eqn.outvars)
     )
 
 
@@ -230,7 +229,7 @@ def abstract_values(B: int) -> Values:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kernel(Rule):
-    """A rule that needs a chip's kernel. Where there is none, as in a plan that was made elsewhere, a fold runs instead.
+    """A rule that needs a chip's kernel. Where there is no chip, as with kernels turned off, a fold runs instead.
 
     ``fits_on``, ``cost_on`` and ``stages_on`` are as ``fits``, ``cost`` and ``stages``, for a chip.
     """
@@ -238,6 +237,10 @@ class Kernel(Rule):
     fits_on: Callable[[Site, Accumulators, Chip], bool]
     cost_on: Callable[[Site, Accumulators, int, Chip], Cost]
     stages_on: Callable[[Site, Accumulators, int, Chip], Sequence[Stage]]
+
+    @property
+    def is_kernel(self) -> bool:
+        return True
 
     def covers(self, site: Site, accumulators: Accumulators, chip: Chip | None = None) -> bool:
         return chip is not None and super().covers(site, accumulators) and self.fits_on(site, accumulators, chip)

@@ -216,7 +216,7 @@ def _rows(tied: TiedProduct, values: Values, ids_BxK: jax.Array, chip: Chip) -> 
 
 
 def _take(x: jax.Array, ids_BxK: jax.Array, axis: int, chip: Chip) -> jax.Array:
-    """The entries of [B, V, T] or [B, T, V] that each example's ids name along V; what has none there stays as it is."""
+    """The entries of [B, V, T] or [B, T, V] that each example's ids name along V, if that is not of size one."""
     if x.shape[axis] == 1:
         return x
     if len(x) == 1:

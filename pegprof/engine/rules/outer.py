@@ -67,7 +67,7 @@ def _own_values(tail: Tail) -> set[Var]:
 
 
 def only_scales(tail: Tail) -> bool:
-    """Whether the one start takes two values of the example, and what follows permutes entries, or scales them alike."""
+    """Whether the one start takes two values of the example, and what follows permutes or scales entries alike."""
     own = _own_values(tail)
     return own.issuperset(variables(tail.starts[0].invars)) and all(
         permutes(eqn) or _scales(eqn, own, tail) for eqn in _following(tail)
