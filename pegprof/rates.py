@@ -26,20 +26,26 @@ class Rates:
     cache_bytes: float  # what the values of a step must fit into to stay near
     cache_speedup: float  # how much faster bytes move there
     cache_bandwidth: float | None = None  # of the cache that the programs of a kernel share, if they do
-    overlaps: bool = False  # whether products, other operations and memory work at the same time
+    overlaps: bool = False  # whether memory and vector units work while products are computed
 
     def seconds(self, cost: "Cost") -> float:
         """An estimate, for comparisons. Costs add up; of what overlaps, the longest counts."""
-        parts = (
+        products = (
             cost.matmul_flops / self.matmul
             + cost.batched_flops / self.batched
             + cost.conv_flops / self.conv
-            + cost.lone_conv_flops / self.lone_conv,
-            (cost.shift_flops + cost.other_flops) / self.other,
-            cost.bytes_moved / self.bandwidth,
+            + cost.lone_conv_flops / self.lone_conv
+        )
+        others = (cost.shift_flops + cost.other_flops) / self.other + cost.steps / self.steps
+        if not self.overlaps:
+            return products + others + cost.bytes_moved / self.bandwidth
+        with_products = (
+            products,
+            cost.vector_flops / self.other,
+            cost.bytes_with_products / self.bandwidth,
             cost.cache_bytes / self.cache_bandwidth if self.cache_bandwidth else 0.0,
         )
-        return (max(parts) if self.overlaps else sum(parts)) + cost.steps / self.steps
+        return max(with_products) + others + (cost.bytes_moved - cost.bytes_with_products) / self.bandwidth
 
 
 # cpu: near what benchmarks/rates.py measures on two x86 cores, where two runs gave 7e10 and 1e11 for matmul, 2.6e9 for
@@ -58,6 +64,11 @@ CPU = Rates(
 )
 
 
+EFFICIENCY = 0.65
+"""The share of a chip's peak that products reach, by XLA's own cost models: 0.60 on an H100, 0.71 on a TPU v5p (the
+plain gradient of transformer-151m in reports/accelerators.csv)."""
+
+
 def rates_of(backend: str) -> Rates:
     """The rates of a backend, by its name in jax or that of a device; one that is not known is taken for a GPU."""
     if backend == "cpu":
@@ -68,10 +79,10 @@ def rates_of(backend: str) -> Rates:
 def _rates_of_chip(chip: Chip) -> Rates:
     """By the makers' figures. The speeds of convolutions and of loops are guesses: nothing was ever run there."""
     return Rates(
-        matmul=chip.float32_flops,
-        batched=chip.float32_flops,
-        conv=chip.float32_flops / 2,
-        lone_conv=chip.float32_flops / 2,
+        matmul=EFFICIENCY * chip.float32_flops,
+        batched=EFFICIENCY * chip.float32_flops,
+        conv=EFFICIENCY * chip.float32_flops / 2,
+        lone_conv=EFFICIENCY * chip.float32_flops / 2,
         other=chip.vector_flops,
         bandwidth=chip.bandwidth,
         steps=2e5 if chip.backend == "gpu" else 1e6,

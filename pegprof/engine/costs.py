@@ -11,7 +11,7 @@ from pegprof.engine.facts import FACTS, UNKNOWN
 from pegprof.engine.flops import count_equation_flops
 from pegprof.engine.jaxpr import JaxprEqn, dtype_of, shape_of, size_of, variables
 from pegprof.engine.jaxpr import primitives as p
-from pegprof.engine.sites import Cut, InnerLoop
+from pegprof.engine.sites import Cut, InnerLoop, Site
 from pegprof.engine.tails import Tail
 from pegprof.rates import Rates
 
@@ -27,7 +27,9 @@ class Cost:
     shift_flops: float = 0.0  # in convolutions as products of shifted copies, entry by entry
     other_flops: float = 0.0  # in anything else that is elementwise
     bytes_moved: float = 0.0
+    bytes_with_products: float = 0.0  # of these, what moves while products are computed
     cache_bytes: float = 0.0  # that programs of a kernel read through the cache that they share
+    vector_flops: float = 0.0  # elementwise, in a kernel, while its products are computed
     steps: float = 0.0  # of loops
     bytes_held: float = 0.0  # at once, beside the frontier and the results
 
@@ -56,6 +58,12 @@ def frontier_bytes(tail: Tail) -> int:
     return sum(size_of(v) * dtype_of(v).itemsize for v, own in depends if own)
 
 
+def rebuilt_bytes(site: Site) -> int:
+    """One example's operands that a site rebuilds from residuals."""
+    rebuilt = set(site.tail.inputs).difference(site.recomputing.inputs)
+    return sum(size_of(v) * dtype_of(v).itemsize for v in rebuilt)
+
+
 def tail_cost(tail: Tail) -> Cost:
     """The floating-point operations of one example's tail, run as it stands."""
     cost = Cost()
@@ -76,7 +84,8 @@ def accumulate_cost(tail: Tail, accumulators: Sequence[Accumulator], *, at_once:
     """Adding one example's gradients to accumulators: each is read and written once for ``at_once`` examples."""
     entries, arrays = sum(map(size_of, tail.outputs)), arrays_of(accumulators)
     passes = 1 + 2 * arrays / at_once
-    return Cost(other_flops=2.0 * arrays * entries, bytes_moved=gradient_bytes(tail) * passes)
+    formed = gradient_bytes(tail)  # is written as it is formed
+    return Cost(other_flops=2.0 * arrays * entries, bytes_moved=formed * passes, bytes_with_products=formed)
 
 
 # ---- the body -------------------------------------------------------------------------------------------------------

@@ -11,24 +11,36 @@ from typing import Any, Unpack
 
 from pegprof.checking.arguments import Loss, check_batch
 from pegprof.engine.accumulators import Accumulator
-from pegprof.engine.costs import Body, arrays_of, body_of, body_seconds, frontier_bytes, gradient_bytes
+from pegprof.engine.costs import (
+    Body,
+    Cost,
+    arrays_of,
+    body_of,
+    body_seconds,
+    frontier_bytes,
+    gradient_bytes,
+    rebuilt_bytes,
+)
 from pegprof.engine.jaxpr import source_line, unbatchable_reason, variables
 from pegprof.engine.kernels.selfcheck import trusted_chip
 from pegprof.engine.kernels.switch import resolve_backend
 from pegprof.engine.options import Options, PlanArgs, takes_options
 from pegprof.engine.passes.loops import hoist
 from pegprof.engine.plan import CONSTANT, Candidate, Plan, PlanRow, Schedule
-from pegprof.engine.rules import RULES, find_strategy, strategies
+from pegprof.engine.rules import RULES, Strategy, find_strategy, strategies
 from pegprof.engine.sites import Cut, Site, cut_program
 from pegprof.engine.statistics import Statistic, accumulators_of, resolve
 from pegprof.engine.structures.contraction import describe_contraction
 from pegprof.engine.tails import example_dependent
 from pegprof.engine.trace import Trace, trace_example
 from pegprof.rates import Rates, rates_of
-from pegprof.targets.chips import Chip
+from pegprof.targets.chips import Chip, find_chip
 
 AS_FAST = 1.02
 """Estimates of time that are this close do not tell two schedules apart. Then memory does: it is not free."""
+
+AS_FAST_BY_ESTIMATE = 1.15
+"""Likewise for the strategies of a site on an accelerator, whose times are rougher. There, fewer bytes moved decide."""
 
 REUSED_BYTES = 32 * 2**20
 """What a program may allocate anew in every run at no cost: glibc hands out larger blocks as fresh pages, each of which
@@ -214,11 +226,11 @@ class _Planner:
         return max(frontier, CHUNK_SHARE * examples * self.body.live_bytes)
 
     def candidates(self, site: Site, examples: int, chunk: int) -> tuple[Candidate, ...]:
-        """The strategies that fit, cheapest first."""
+        """The strategies that fit, the one to take first, then the cheapest."""
         fitting = [s for s in strategies().values() if s.covers(site, self.accumulators, self.chip)]
         if self.backend != "cpu":  # a CPU runs fewer examples at a time instead
             fitting = [s for s in fitting if s.frees_memory] or fitting
-        costs = {s.name: s.cost_at(site, self.accumulators, examples, chunk, self.chip) for s in fitting}
+        costs = {s.name: self.cost_of(s, site, examples, chunk) for s in fitting}
         found = [
             Candidate(
                 strategy=name,
@@ -229,7 +241,20 @@ class _Planner:
             )
             for name, cost in costs.items()
         ]
-        return tuple(sorted(found, key=lambda candidate: candidate.seconds))
+        found.sort(key=lambda candidate: candidate.seconds)
+        if self.backend != "cpu":  # bytes decide where times are close
+            close = [c for c in found if c.seconds <= AS_FAST_BY_ESTIMATE * found[0].seconds]
+            best = min(close, key=lambda candidate: candidate.bytes_moved)
+            found.sort(key=lambda candidate: candidate is not best)
+        return tuple(found)
+
+    def cost_of(self, strategy: Strategy, site: Site, examples: int, chunk: int) -> Cost:
+        """What a strategy takes. A GPU's products take stored operands: what is rebuilt for them is written first."""
+        cost = strategy.cost_at(site, self.accumulators, examples, chunk, self.chip)
+        target = find_chip(self.backend)
+        if strategy.recomputes and target is not None and target.backend == "gpu":
+            cost += Cost(bytes_moved=2.0 * examples * rebuilt_bytes(site))
+        return cost
 
     def schedule(self, examples: int, rows: Sequence[PlanRow]) -> Schedule:
         """What the whole batch takes with some examples at a time, by estimate."""

@@ -41,12 +41,12 @@ def _arguments(B=8):
 
 GOLDEN = """\
 plan for mean, second_moment of 8 examples on cpu, all at once
-parameter  shape    contraction                         T  strategy  flops      bytes  why
-bias       96       bto->o                              –  direct        0    3.0 KiB  the gradient is no larger than what it is made from
-embedding  500×96   bti,bto->io + scatter-add bto->io  20  tied      7.7 M  187.5 KiB  one product an example, the rows looked up added into it
-heads      96×4×24  bti,btop->iop                      10  loop      1.5 M   36.0 KiB  one product an example, every statistic from it
-out        4×24×96  btij,bto->ijo                      10  loop      1.5 M   36.0 KiB  one product an example, every statistic from it
-unused     scalar   –                                   –  constant      0        0 B  no example has a part in this gradient
+parameter  shape    contraction                         T  strategy  flops    moved      bytes  why
+bias       96       bto->o                              –  direct        0  3.0 KiB    3.0 KiB  the gradient is no larger than what it is made from
+embedding  500×96   bti,bto->io + scatter-add bto->io  20  tied      7.7 M  7.5 MiB  187.5 KiB  one product an example, the rows looked up added into it
+heads      96×4×24  bti,btop->iop                      10  loop      1.5 M  1.5 MiB   36.0 KiB  one product an example, every statistic from it
+out        4×24×96  btij,bto->ijo                      10  loop      1.5 M  1.5 MiB   36.0 KiB  one product an example, every statistic from it
+unused     scalar   –                                   –  constant      0      0 B        0 B  no example has a part in this gradient
 """  # noqa: E501
 
 

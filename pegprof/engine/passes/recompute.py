@@ -10,8 +10,10 @@ which costs next to nothing beside the product.
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from pegprof.engine.facts import facts_of
-from pegprof.engine.jaxpr import Jaxpr, JaxprEqn, Var, size_of, variables
+from pegprof.engine.dtypes import holds_all_of
+from pegprof.engine.facts import facts_of, known
+from pegprof.engine.jaxpr import Jaxpr, JaxprEqn, Var, dtype_of, size_of, variables
+from pegprof.engine.jaxpr import primitives as p
 from pegprof.engine.tails import Tail
 
 _SMALL = 1 / 4
@@ -57,7 +59,17 @@ def _steps_from_residual(v: Var, ancestry: Ancestry) -> Steps:
     for steps, large in _walk_back(v, ancestry):
         if len(large) == 1 and any(user not in steps for user in ancestry.used_by[next(iter(large))]):
             found = steps
+        elif found and _widens(*(eqn for i, eqn in steps.items() if i not in found)):
+            found = steps  # the residual itself is something narrower, widened: XLA stores that
     return found
+
+
+def _widens(*equations: JaxprEqn) -> bool:
+    """Whether the one equation makes the same numbers in a wider dtype."""
+    if len(equations) != 1 or known(equations[0]) is not p.convert_element_type_p:
+        return False
+    (eqn,) = equations
+    return holds_all_of(dtype_of(eqn.outvars[0]), dtype_of(eqn.invars[0]))
 
 
 def _walk_back(v: Var, ancestry: Ancestry) -> Iterator[tuple[Steps, set[Var]]]:

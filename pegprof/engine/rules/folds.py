@@ -65,7 +65,8 @@ def loop_cost(tail: Tail, accumulators: Accumulators, B: int, chunk: int) -> Cos
     tail_once = dataclasses.replace(tail_once, conv_flops=0.0, lone_conv_flops=tail_once.conv_flops)
     examples = unrolled(tail, min(chunk, B))
     adding = accumulate_cost(tail, accumulators, at_once=examples)
-    one = tail_once + adding + Cost(bytes_moved=frontier_bytes(tail), steps=1 / examples)
+    taken = frontier_bytes(tail)
+    one = tail_once + adding + Cost(bytes_moved=taken, bytes_with_products=taken, steps=1 / examples)
     return one * B + Cost(bytes_held=examples * gradient_bytes(tail))
 
 
@@ -95,8 +96,13 @@ def _cost_batched(site: Site, accumulators: Accumulators, B: int, chunk: int) ->
     """A batched product writes all gradients of a chunk, and each accumulator reads them."""
     tail = site.tail
     one = tail_cost(tail)
-    moved = frontier_bytes(tail) + gradient_bytes(tail) * (1 + arrays_of(accumulators))
-    batched = Cost(batched_flops=one.matmul_flops + one.conv_flops, other_flops=one.other_flops, bytes_moved=moved)
+    formed = frontier_bytes(tail) + gradient_bytes(tail)
+    batched = Cost(
+        batched_flops=one.matmul_flops + one.conv_flops,
+        other_flops=one.other_flops,
+        bytes_moved=formed + gradient_bytes(tail) * arrays_of(accumulators),
+        bytes_with_products=formed,
+    )
     return batched * B + Cost(steps=math.ceil(B / chunk), bytes_held=min(B, chunk) * gradient_bytes(tail))
 
 

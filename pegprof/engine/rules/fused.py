@@ -114,14 +114,10 @@ def operand_of(side: Side, source: Elementwise, values: Values, dtype: Any, chip
 
 
 def evaluates(side: Side, source: Elementwise, chip: Chip) -> bool:
-    """Whether a kernel can make an operand from blocks of its leaves.
-
-    A GPU's kernel takes stored operands only. Numbers along an axis must be along one letter.
-    """
+    """Whether a kernel can make an operand of blocks of its leaves. Numbers along an axis must be along one letter."""
     scatters = any(known(eqn) in (p.iota_p, p.scatter_add_p) for eqn in source.equations)
     return (
-        chip.backend == "tpu"
-        and source.evaluable
+        source.evaluable
         and all(side.has_whole_parts(leaf.labels) for leaf in source.leaves)
         and (not scatters or max(len(side.positions), len(side.inner)) == 1)
     )
@@ -370,8 +366,9 @@ def as_cost(kernel: KernelCost, written_bytes: float) -> Cost:
     """A kernel's cost for the planner, with what is written for it first; the kernel's own bytes have its reading."""
     return Cost(
         matmul_flops=kernel.flops,
-        other_flops=kernel.vector_flops,
+        vector_flops=kernel.vector_flops,
         bytes_moved=kernel.bytes + 2 * written_bytes,
+        bytes_with_products=kernel.bytes,
         cache_bytes=kernel.cache_bytes,
         bytes_held=written_bytes,
     )
