@@ -12,35 +12,63 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pegprof.engine.kernels.base import KernelCost, priced
-from pegprof.engine.kernels.tpu import LANES
+from pegprof.engine.kernels.tpu import LANES, SUBLANES
 
 CYCLES_PER_ROW = 100
 """What starting a copy and waiting for it may take, a guess; a core could do 4096 operations in each cycle."""
 
 
 def can_take(x: Any) -> bool:
-    """Whether single rows can be copied: of 32 bits, and whole lanes."""
-    return x.dtype in (jnp.float32, jnp.int32) and x.shape[2] % LANES == 0
+    """Whether rows can be copied: whole lanes of numbers of 32 or 16 bits."""
+    return x.dtype in (jnp.float32, jnp.int32, jnp.bfloat16) and x.shape[2] % LANES == 0 and x.shape[1] >= SUBLANES
 
 
 def take_rows(x_BxVxT: jax.Array, ids_BxK: jax.Array, *, interpret: bool = False) -> jax.Array:
-    """The rows ``x[b, ids[b, k]]``, [B, K, T]. Ids outside the array are moved to the nearest row."""
-    B, V, T = x_BxVxT.shape
-    K = ids_BxK.shape[1]
-    zero = np.int32(0)
+    """The rows ``x[b, ids[b, k]]``, [B, K, T]. Ids outside the array are moved to the nearest row.
 
-    def kernel(ids_ref: Any, x_ref: Any, out_ref: Any, arrived: Any) -> None:
+    Rows of 16 bits lie in pairs, and cannot be copied one by one. There the eight rows of a tile are, and the right one
+    is picked on chip. What is left of the array beyond its last whole tile is taken by XLA.
+    """
+    V = x_BxVxT.shape[1]
+    ids_BxK = jnp.clip(ids_BxK, 0, V - 1)
+    if x_BxVxT.dtype.itemsize == 4:
+        return _copy_tiles(x_BxVxT, ids_BxK, rows=1, interpret=interpret)
+    whole = V // SUBLANES * SUBLANES
+    taken = _copy_tiles(x_BxVxT, jnp.minimum(ids_BxK, whole - 1), rows=SUBLANES, interpret=interpret)
+    if whole == V:
+        return taken
+    rest = jnp.take_along_axis(x_BxVxT[:, whole:], jnp.maximum(ids_BxK - whole, 0)[:, :, None], axis=1)
+    return jnp.where((ids_BxK < whole)[:, :, None], taken, rest)
+
+
+def _copy_tiles(x_BxVxT: jax.Array, ids_BxK: jax.Array, *, rows: int, interpret: bool) -> jax.Array:
+    """For each id the aligned ``rows`` rows that it is among, of which its own is kept."""
+    B, _, T = x_BxVxT.shape
+    K = ids_BxK.shape[1]
+    zero, dtype = np.int32(0), x_BxVxT.dtype
+
+    def kernel(ids_ref: Any, x_ref: Any, out_ref: Any, tiles_ref: Any, arrived: Any) -> None:
         b = pl.program_id(0)
 
         def copy(k: Any, row: Any) -> Any:
-            return pltpu.make_async_copy(x_ref.at[b, pl.ds(row, 1), :], out_ref.at[0, pl.ds(k, 1), :], arrived)
+            first = row if rows == 1 else pl.multiple_of(jax.lax.div(row, np.int32(rows)) * rows, rows)
+            to = out_ref.at[0, pl.ds(k, 1), :] if rows == 1 else tiles_ref.at[k]
+            return pltpu.make_async_copy(x_ref.at[b, pl.ds(first, rows), :], to, arrived)
+
+        def pick(k: Any) -> None:
+            tile = tiles_ref[k].astype(jnp.float32)
+            own = jax.lax.broadcasted_iota(jnp.int32, tile.shape, 0) == jax.lax.rem(ids_ref[0, k], np.int32(rows))
+            out_ref[0, pl.ds(k, 1), :] = jnp.sum(jnp.where(own, tile, 0.0), axis=0, keepdims=True)
 
         _loop(K, lambda k: copy(k, ids_ref[0, k]).start())
         _loop(K, lambda k: copy(k, zero).wait())
+        if rows > 1:
+            _loop(K, pick)
 
-    row_bytes = B * K * T * 4
-    with priced("rows", KernelCost(flops=0, vector_flops=B * K * CYCLES_PER_ROW * 4096, bytes=2 * row_bytes)):
-        return pl.pallas_call(
+    moved = B * K * T * (rows * dtype.itemsize + 4)
+    scratch = (K, rows, T) if rows > 1 else (1, SUBLANES, LANES)
+    with priced("rows", KernelCost(flops=0, vector_flops=B * K * CYCLES_PER_ROW * 4096, bytes=moved)):
+        taken = pl.pallas_call(
             kernel,
             grid=(B,),
             in_specs=[
@@ -48,12 +76,13 @@ def take_rows(x_BxVxT: jax.Array, ids_BxK: jax.Array, *, interpret: bool = False
                 pl.BlockSpec(memory_space=pl.ANY),
             ],
             out_specs=pl.BlockSpec((1, K, T), lambda b: (b, zero, zero)),
-            out_shape=jax.ShapeDtypeStruct((B, K, T), x_BxVxT.dtype),
-            scratch_shapes=[pltpu.SemaphoreType.DMA],
+            out_shape=jax.ShapeDtypeStruct((B, K, T), dtype if rows == 1 else jnp.float32),
+            scratch_shapes=[pltpu.VMEM(scratch, dtype), pltpu.SemaphoreType.DMA],
             compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
             interpret=interpret,
             name="pegprof_rows",
-        )(jnp.clip(ids_BxK, 0, V - 1)[:, None, :], x_BxVxT)
+        )(ids_BxK[:, None, :], x_BxVxT)
+    return taken.astype(dtype)
 
 
 def _loop(times: int, body: Any) -> None:
