@@ -15,6 +15,7 @@ import pytest
 
 import model_zoo
 import pegprof
+from benchmarks import accelerators_table
 from benchmarks.reports_index import render_index
 from pegprof.cli import app
 from pegprof.engine.statistics import STATISTICS
@@ -110,6 +111,13 @@ def test_the_readme_says_what_surgery_costs_beside_a_faster_gradient():
         r"geometric mean is ([\d.]+), with ([\d.]+) for `cnn` and\n([\d.]+) for `resnet`", README
     ).groups()
     assert words == tuple(f"{ratios[model]:.2f}" for model in ("geometric mean", "cnn", "resnet"))
+
+
+def test_the_readme_shows_the_estimates_for_accelerators_that_are_on_record():
+    rows = accelerators_table.read(ROOT / "reports" / "accelerators.csv")
+    shown = re.search(r"<!-- accelerators -->\n(.*?)\n\n", README, re.DOTALL).group(1)
+    assert shown == accelerators_table.summary(rows)
+    assert (ROOT / "reports" / "accelerators.md").read_text(encoding="utf-8") == accelerators_table.render(rows)
 
 
 def test_the_readme_lists_every_model_with_its_parameters():

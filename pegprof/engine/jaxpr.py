@@ -61,16 +61,17 @@ def marker(name: str) -> Primitive:
     return primitive
 
 
-def abstract(x: Any, shape: Sequence[int] | None = None) -> jax.ShapeDtypeStruct:
-    """What to trace with, from a value or an abstract value: a dtype, varying axes, and a shape, another if given."""
+def abstract(x: Any, shape: Sequence[int] | None = None, dtype: Any = None) -> jax.ShapeDtypeStruct:
+    """What to trace with, from a value or an abstract value: its varying axes, a shape and a dtype, others if given."""
     aval = x if hasattr(x, "manual_axis_type") else jax.typeof(x)
-    weak = getattr(aval, "weak_type", False) and shape is None
+    weak = getattr(aval, "weak_type", False) and shape is None and dtype is None
     shape = aval.shape if shape is None else tuple(shape)
+    dtype = aval.dtype if dtype is None else dtype
     if not varying_axes(aval):
-        return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=weak)
+        return jax.ShapeDtypeStruct(shape, dtype, weak_type=weak)
     sharding = jax.NamedSharding(jax.sharding.get_abstract_mesh(), jax.P())
     manual = aval.manual_axis_type
-    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=weak, sharding=sharding, manual_axis_type=manual)
+    return jax.ShapeDtypeStruct(shape, dtype, weak_type=weak, sharding=sharding, manual_axis_type=manual)
 
 
 def varying_axes(x: Any) -> frozenset[str]:

@@ -16,6 +16,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 from pegprof.engine.accumulators import Accumulator
 from pegprof.engine.dtypes import wide_dtype
+from pegprof.engine.jaxpr import vary, varying_axes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,3 +164,9 @@ def one_precision(precision: Any, dtype: Any) -> Any:
     given = precision if isinstance(precision, tuple) else (precision,)
     high = any(x in (jax.lax.Precision.HIGH, jax.lax.Precision.HIGHEST) for x in given)
     return jax.lax.Precision.HIGHEST if high and jnp.dtype(dtype) != jnp.bfloat16 else None
+
+
+def same_axes(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """Arrays that all differ along the same axes of a ``shard_map``, by their types: those of any of them."""
+    axes = frozenset[str]().union(*map(varying_axes, arrays))
+    return [vary(x, axes) for x in arrays]

@@ -26,8 +26,8 @@ from jax.experimental.pallas import triton as plgpu
 
 from pegprof.engine.accumulators import Accumulator, Moment, SquareNorm, Summary
 from pegprof.engine.dtypes import wide_dtype
-from pegprof.engine.jaxpr import abstract, vary, varying_axes
-from pegprof.engine.kernels.base import KernelCost, Operand, Outer, priced, states_of
+from pegprof.engine.jaxpr import abstract
+from pegprof.engine.kernels.base import KernelCost, Operand, Outer, priced, same_axes, states_of
 from pegprof.targets.chips import Chip
 
 REGISTERS = 2**16
@@ -228,9 +228,9 @@ def fold_outer(
     leaves, tree = jax.tree.flatten(jax.eval_shape(lambda: [a.finish(a.init(g), part) for a in entrywise]))
     whole = (tile.parts, outer.G, outer.X, outer.Y, outer.D, outer.E)
     taken = same_axes([*s.arrays, *r.arrays, *([] if skip is None else [skip])])
-    results = [abstract(taken[0], whole).update(dtype=leaf.dtype) for leaf in leaves]
+    results = [abstract(taken[0], whole, leaf.dtype) for leaf in leaves]
     if norms:
-        results.append(abstract(taken[0], (outer.B, outer.count(tile.D, tile.E))).update(dtype=g.dtype))
+        results.append(abstract(taken[0], (outer.B, outer.count(tile.D, tile.E)), g.dtype))
 
     kernel = functools.partial(
         _outer_kernel,
@@ -254,12 +254,6 @@ def fold_outer(
     each_norm = jnp.sum(arrays[-1], axis=1) if norms else None
     summaries = iter(jax.tree.unflatten(tree, arrays[: len(leaves)]))
     return [each_norm if a.per_example else _merge_parts(a, next(summaries), tile.parts, part) for a in accumulators]
-
-
-def same_axes(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """Arrays that all differ along the same axes of a ``shard_map``, by their types: those of any of them."""
-    axes = frozenset[str]().union(*map(varying_axes, arrays))
-    return [vary(x, axes) for x in arrays]
 
 
 def _check(accumulators: Sequence[Accumulator], skip: Any) -> None:

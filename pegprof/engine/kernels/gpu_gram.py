@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from pegprof.engine.jaxpr import abstract
-from pegprof.engine.kernels.base import KernelCost, Operand, Outer, priced
+from pegprof.engine.kernels.base import KernelCost, Operand, Outer, priced, same_axes
 from pegprof.engine.kernels.gpu import (
     Span,
     common_dtype,
@@ -28,7 +28,6 @@ from pegprof.engine.kernels.gpu import (
     loop,
     multiply,
     power_of_two,
-    same_axes,
 )
 from pegprof.targets.chips import Chip
 

@@ -18,7 +18,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pegprof.engine.accumulators import Accumulator, Summary
-from pegprof.engine.kernels.base import KernelCost, Operand, Outer, one_precision, priced, states_of
+from pegprof.engine.dtypes import wide_dtype
+from pegprof.engine.jaxpr import abstract
+from pegprof.engine.kernels.base import KernelCost, Operand, Outer, one_precision, priced, same_axes, states_of
 from pegprof.targets.chips import Chip
 
 LANES, SUBLANES = 128, 8
@@ -48,8 +50,11 @@ class Tile:
         return max(sizes, default=128 if self.E % 128 == 0 else self.E)
 
 
-def choose_tile(outer: Outer, accumulators: Sequence[Accumulator], chip: Chip) -> Tile | None:
-    """The tile that takes the least time by its traffic and its products; None if no tile fits the chip."""
+def choose_tile(outer: Outer, accumulators: Sequence[Accumulator], chip: Chip, precision: Any = None) -> Tile | None:
+    """The tile that takes the least time by its traffic and its products; None if no tile fits the chip.
+
+    A TPU multiplies in passes of bfloat16, as many as ``precision`` asks for. That makes no difference to the tile.
+    """
     found = [t for t in _tiles(outer, chip) if held_bytes(outer, t, accumulators) <= chip.on_chip_bytes * 3 // 4]
     return min(found, key=lambda t: _rank(outer, t, accumulators, chip), default=None)
 
@@ -150,15 +155,15 @@ def fold_outer(
     cost = outer_cost(outer, tile, accumulators, chip)
     states, alone = kernel.states.num_leaves, len(kernel.alone)
     count, none = kernel.count, (None, None, None)
-    corner = np.int32(0)
+    corner, taken = np.int32(0), same_axes([*s.arrays, *r.arrays])
     call = pl.pallas_call(
         kernel.run,
         grid=(count, outer.B, kernel.steps),
         in_specs=[*kernel.blocks(s, tile.D, rows=True), *kernel.blocks(r, tile.E, rows=False)],
         out_specs=[pl.BlockSpec((*none, tile.D, tile.E), lambda i, b, t: kernel.place(i))] * states
         + [pl.BlockSpec((None, None, SUBLANES, LANES), lambda i, b, t: (i, b, corner, corner))] * alone,
-        out_shape=[jax.ShapeDtypeStruct((outer.G, outer.X, outer.Y, outer.D, outer.E), outer.wide)] * states
-        + [jax.ShapeDtypeStruct((count, outer.B, SUBLANES, LANES), outer.wide)] * alone,
+        out_shape=[abstract(taken[0], (outer.G, outer.X, outer.Y, outer.D, outer.E), outer.wide)] * states
+        + [abstract(taken[0], (count, outer.B, SUBLANES, LANES), outer.wide)] * alone,
         scratch_shapes=kernel.scratch(),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary", "arbitrary"),
@@ -168,7 +173,7 @@ def fold_outer(
         name="pegprof_outer",
     )
     with priced("outer", cost):
-        results = call(*s.arrays, *r.arrays)
+        results = call(*taken)
     finished = iter(jax.tree.unflatten(kernel.states, results[:states]))
     norms = iter(jnp.sum(x, axis=(0, 2, 3)) for x in results[states:])
     return [next(norms if a.per_example else finished) for a in accumulators]
@@ -268,6 +273,8 @@ class _Kernel:
             if self.outer.T % tile.T:  # what lies beyond the last position is garbage
                 s_tile = only(s_tile, valid, axis=0 if s.minor else 1)
                 r_tile = only(r_tile, valid, axis=0 if r.minor else 1)
+            if tile.E == 1:  # a product with one bfloat16 column does not lower
+                s_tile, r_tile = s_tile.astype(self.outer.wide), r_tile.astype(self.outer.wide)
             numbers = (((0 if s.minor else 1,), (0 if r.minor else 1,)), ((), ()))
             return jax.lax.dot_general(
                 s_tile, r_tile, numbers, precision=self.precision, preferred_element_type=self.outer.wide
@@ -348,9 +355,9 @@ def _loop(times: int, body: Callable[[Any, Any], None]) -> None:
 
 
 def only(x: jax.Array, n: Any, *, axis: int) -> jax.Array:
-    """The first n entries along an axis, zeros after them."""
+    """The first n entries along an axis, zeros after them. In float32: for few rows of bfloat16 Mosaic has no masks."""
     at = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis)
-    return jnp.where(at < n, x, jnp.zeros((), x.dtype))
+    return jnp.where(at < n, x.astype(wide_dtype(x.dtype)), 0).astype(x.dtype)
 
 
 def at_corner(value: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:

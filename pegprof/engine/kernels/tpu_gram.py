@@ -15,7 +15,8 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pegprof.engine.kernels.base import KernelCost, Operand, Outer, one_precision, priced
+from pegprof.engine.jaxpr import abstract
+from pegprof.engine.kernels.base import KernelCost, Operand, Outer, one_precision, priced, same_axes
 from pegprof.engine.kernels.tpu import LANES, SUBLANES, at_corner, only, padded_bytes
 from pegprof.targets.chips import Chip
 
@@ -109,12 +110,13 @@ def square_norms(
         for which in (0, 1) if tiles > 1 else (0,):
             operands.append(x.arrays[0])
             specs.append(pl.BlockSpec(side.block, functools.partial(side.at, which)))
+    operands = same_axes(operands)
     call = pl.pallas_call(
         kernel,
         grid=(outer.B, outer.G, tiles, tiles, of_s + of_r),
         in_specs=specs,
         out_specs=pl.BlockSpec((None, None, SUBLANES, LANES), lambda b, g, t, u, k: (b, g, np.int32(0), np.int32(0))),
-        out_shape=jax.ShapeDtypeStruct((outer.B, outer.G, SUBLANES, LANES), outer.wide),
+        out_shape=abstract(operands[0], (outer.B, outer.G, SUBLANES, LANES), outer.wide),
         scratch_shapes=[pltpu.VMEM((tile.T, tile.T), outer.wide)] * 2,
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary", "arbitrary", "arbitrary", "arbitrary"),

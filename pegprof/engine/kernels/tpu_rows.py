@@ -11,7 +11,8 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pegprof.engine.kernels.base import KernelCost, priced
+from pegprof.engine.jaxpr import abstract
+from pegprof.engine.kernels.base import KernelCost, priced, same_axes
 from pegprof.engine.kernels.tpu import LANES, SUBLANES
 
 CYCLES_PER_ROW = 100
@@ -46,6 +47,7 @@ def _copy_tiles(x_BxVxT: jax.Array, ids_BxK: jax.Array, *, rows: int, interpret:
     B, _, T = x_BxVxT.shape
     K = ids_BxK.shape[1]
     zero, dtype = np.int32(0), x_BxVxT.dtype
+    x_BxVxT, ids = same_axes([x_BxVxT, ids_BxK])
 
     def kernel(ids_ref: Any, x_ref: Any, out_ref: Any, tiles_ref: Any, arrived: Any) -> None:
         b = pl.program_id(0)
@@ -76,12 +78,12 @@ def _copy_tiles(x_BxVxT: jax.Array, ids_BxK: jax.Array, *, rows: int, interpret:
                 pl.BlockSpec(memory_space=pl.ANY),
             ],
             out_specs=pl.BlockSpec((1, K, T), lambda b: (b, zero, zero)),
-            out_shape=jax.ShapeDtypeStruct((B, K, T), dtype if rows == 1 else jnp.float32),
+            out_shape=abstract(x_BxVxT, (B, K, T), dtype if rows == 1 else jnp.float32),
             scratch_shapes=[pltpu.VMEM(scratch, dtype), pltpu.SemaphoreType.DMA],
             compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
             interpret=interpret,
             name="pegprof_rows",
-        )(ids_BxK[:, None, :], x_BxVxT)
+        )(ids[:, None, :], x_BxVxT)
     return taken.astype(dtype)
 
 

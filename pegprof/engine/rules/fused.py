@@ -294,8 +294,13 @@ def _fits(site: Site, accumulators: Accumulators, chip: Chip) -> bool:
         start is not None
         and has_kernel(product_of(site.recomputing, start))
         and (only_permutes(site.tail) or (only_scales(site.tail) and _commute_with_scales(accumulators)))
-        and backend_of(chip).choose_tile(outer_of(_product(site), 1, chip), accumulators, chip) is not None
+        and tile_of(_product(site), 1, accumulators, chip) is not None
     )
+
+
+def tile_of(product: Product, B: int, accumulators: Accumulators, chip: Chip) -> Any:
+    """The tile of a kernel, None if there is none for such a product."""
+    return backend_of(chip).choose_tile(outer_of(product, B, chip), accumulators, chip, product.precision)
 
 
 def _commute_with_scales(accumulators: Accumulators) -> bool:
@@ -356,9 +361,9 @@ def written_bytes(outer: KernelProduct) -> int:
 
 
 def _cost(site: Site, accumulators: Accumulators, B: int, chip: Chip) -> Cost:
-    backend, outer = backend_of(chip), outer_of(_product(site), B, chip)
-    tile = backend.choose_tile(outer, accumulators, chip)
-    kernel = backend.outer_cost(outer, tile, accumulators, chip)
+    product = _product(site)
+    outer, tile = outer_of(product, B, chip), tile_of(product, B, accumulators, chip)
+    kernel = backend_of(chip).outer_cost(outer, tile, accumulators, chip)
     return as_cost(kernel, written_bytes(outer))
 
 
@@ -388,8 +393,7 @@ FUSED = Kernel(
 
 
 def _fits_gram(site: Site, accumulators: Accumulators, chip: Chip) -> bool:
-    start = _start(site)
-    return start is not None and has_kernel(product_of(site.recomputing, start)) and only_permutes(site.tail)
+    return _fits(site, accumulators, chip) and only_permutes(site.tail)
 
 
 def _run_gram(site: Site, accumulators: Accumulators, frontier: Frontier, chip: Chip) -> Summaries:

@@ -35,6 +35,7 @@ from pegprof.engine.rules.fused import (
     outer_of,
     product_of,
     replace_run,
+    tile_of,
     values_in,
     written_bytes,
 )
@@ -91,9 +92,7 @@ def _fits(site: Site, accumulators: Accumulators, chip: Chip) -> bool:
     if not fits_staged(site, accumulators) or not all(at_zero(a, jnp.float32) is None for a in moments):
         return False
     tied = TiedProduct.of(site, site.recomputing)
-    return tied is not None and (
-        backend_of(chip).choose_tile(outer_of(tied.product, 1, chip), accumulators, chip) is not None
-    )
+    return tied is not None and tile_of(tied.product, 1, accumulators, chip) is not None
 
 
 def _stages(site: Site, accumulators: Accumulators, chunk: int, chip: Chip) -> Sequence[Stage]:
@@ -239,9 +238,8 @@ def _cost(site: Site, accumulators: Accumulators, B: int, chip: Chip) -> Cost:
     """The kernel, the product that makes the rows, and the second stage."""
     tied = TiedProduct.of(site, site.recomputing)
     assert tied is not None
-    backend, outer = backend_of(chip), outer_of(tied.product, B, chip)
-    tile = backend.choose_tile(outer, accumulators, chip)
-    kernel = backend.outer_cost(outer, tile, accumulators, chip)
+    outer, tile = outer_of(tied.product, B, chip), tile_of(tied.product, B, accumulators, chip)
+    kernel = backend_of(chip).outer_cost(outer, tile, accumulators, chip)
     rows = sum(size_of(eqn.invars[2]) for eqn in TiedTable.of(site).lookups)
     small = Cost(batched_flops=2.0 * B * rows * outer.T, bytes_moved=8.0 * B * rows)
     cost = as_cost(kernel, written_bytes(outer))
