@@ -127,9 +127,15 @@ class Moment(Accumulator):
         return self.phi(g)
 
 
+def _sign(g: Any) -> jax.Array:
+    """The sign as a choice, since Pallas lowers ``jnp.sign`` only where there is a TPU; zeros and NaN stay."""
+    one = jnp.ones((), g.dtype)
+    return jnp.where(g > 0, one, jnp.where(g < 0, -one, g))
+
+
 MEAN = Moment(name="mean", phi=lambda g: g, factor=lambda x: x)
 SQUARE = Moment(name="square", phi=jnp.square, factor=jnp.square)
-SIGN = Moment(name="sign", phi=jnp.sign, factor=jnp.sign)
+SIGN = Moment(name="sign", phi=_sign, factor=_sign)
 ABS = Moment(name="abs", phi=jnp.abs, factor=jnp.abs)
 
 

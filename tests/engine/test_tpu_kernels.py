@@ -167,19 +167,29 @@ def test_gram_norms_are_those_of_the_gradients(product: Operands, tile: tpu_gram
     assert_close(norms, expected(SQUARE_NORM, product.gradients()), product.dtype)
 
 
-@hypothesis.settings(max_examples=4)
-@hypothesis.given(st.integers(1, 3), st.integers(1, 40), st.integers(1, 9), st.sampled_from(["float32", "int32"]))
+@hypothesis.settings(max_examples=5)
+@hypothesis.given(
+    st.integers(1, 3), st.integers(8, 40), st.integers(1, 9), st.sampled_from(["float32", "int32", "bfloat16"])
+)
+@hypothesis.example(2, 19, 9, "bfloat16")  # two tiles of eight rows, and three that are left
 def test_rows_are_taken_where_the_ids_say_or_from_the_nearest(B: int, V: int, K: int, dtype: str) -> None:
-    x = random(0).integers(-99, 99, (B, V, 128)).astype(dtype)
+    x = jnp.asarray(random(0).integers(-99, 99, (B, V, 128)), dtype)
     ids = random(1).integers(-3, V + 3, (B, K)).astype(np.int32)
-    found = tpu_rows.take_rows(jnp.asarray(x), jnp.asarray(ids), interpret=True)
-    np.testing.assert_array_equal(found, np.take_along_axis(x, ids.clip(0, V - 1)[..., None], axis=1))
+    assert tpu_rows.can_take(x, ids.shape[1])
+    found = tpu_rows.take_rows(x, jnp.asarray(ids), interpret=True)
+    assert found.dtype == x.dtype
+    np.testing.assert_array_equal(found, np.take_along_axis(np.asarray(x), ids.clip(0, V - 1)[..., None], axis=1))
 
 
-def test_only_rows_of_whole_lanes_and_32_bits_can_be_taken() -> None:
-    shapes = {"float32": 256, "int32": 128, "bfloat16": 128}
-    assert [tpu_rows.can_take(jax.ShapeDtypeStruct((2, 9, n), d)) for d, n in shapes.items()] == [True, True, False]
-    assert not tpu_rows.can_take(jax.ShapeDtypeStruct((2, 9, 100), jnp.float32))
+def test_a_row_that_is_not_finite_stays_alone() -> None:
+    x = jnp.ones((1, 16, 128), jnp.bfloat16).at[0, 5].set(jnp.nan)
+    found = tpu_rows.take_rows(x, jnp.asarray([[4, 5, 6]], jnp.int32), interpret=True)
+    assert jnp.isnan(found).all(axis=2).tolist() == [[False, True, False]]
+
+
+def test_only_rows_of_whole_lanes_can_be_taken() -> None:
+    assert not tpu_rows.can_take(jax.ShapeDtypeStruct((2, 9, 100), jnp.float32), 4)
+    assert not tpu_rows.can_take(jax.ShapeDtypeStruct((2, 9, 128), jnp.int8), 4)
 
 
 # Operands that are evaluated on chip.
@@ -432,4 +442,5 @@ def test_every_kernel_compiles_for_a_tpu_within_its_memory(chip: Any) -> None:
         assert held < chip.on_chip_bytes, case
         assert used < chip.on_chip_bytes, case
         if figures["kernel"] != "rows":
-            assert 0 < used <= held + 2**16, case  # besides, numbers of one block each
+            assert used <= held + 2**16, case  # besides, numbers of one block each
+    assert any(case["used_bytes"] for case in found.values())  # XLA may give small arrays a place on chip itself

@@ -37,6 +37,9 @@ def cases(chip: Chip) -> Iterator[Case]:
     def spread(s: Any, r: Any) -> Any:
         return tpu.fold_outer(*stored(s, r, s_minor=False), [CENTRED, SQUARE_NORM], **how)
 
+    def column(s: Any, r: Any) -> Any:
+        return tpu.fold_outer(Operand.stored(s, minor=False), Operand.stored(r, minor=False), [MEAN, SQUARE], **how)
+
     def gram(s: Any, r: Any) -> Any:
         return tpu_gram.square_norms(*stored(s, r, s_minor=False), **how)
 
@@ -55,8 +58,10 @@ def cases(chip: Chip) -> Iterator[Case]:
         yield f"spread and norms {dtype}", spread, long
         yield f"evaluated {dtype}", evaluated, [*leaves, ids, abstract(4, 1, 1, 256, 200)]
         yield f"gram {dtype}", gram, long
-    rows = [jax.ShapeDtypeStruct((4, 1003, 128), "float32"), jax.ShapeDtypeStruct((4, 19), "int32")]
-    yield "rows float32", tpu_rows.take_rows, rows
+        yield f"few rows {dtype}", spread, [abstract(4, 1, 1, 3, 1100), abstract(4, 1, 1, 1100, 200)]
+        yield f"one column {dtype}", column, [abstract(4, 1, 1, 136, 100), abstract(4, 1, 1, 1, 100)]
+        rows = [abstract(4, 1003, 128), jax.ShapeDtypeStruct((4, 19), "int32")]
+        yield f"rows {dtype}", tpu_rows.take_rows, rows
 
 
 EVALUATED = [(4, 1, 1, 300, 256), (4, 1, 1, 1, 256), (1, 1, 1, 300, 1)]

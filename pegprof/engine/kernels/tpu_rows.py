@@ -19,9 +19,22 @@ CYCLES_PER_ROW = 100
 """What starting a copy and waiting for it may take, a guess; a core could do 4096 operations in each cycle."""
 
 
-def can_take(x: Any) -> bool:
-    """Whether rows can be copied: whole lanes of numbers of 32 or 16 bits."""
-    return x.dtype in (jnp.float32, jnp.int32, jnp.bfloat16) and x.shape[2] % LANES == 0 and x.shape[1] >= SUBLANES
+HELD_BYTES = 6 * 2**20
+"""What the rows of one step may take on chip: the result twice, and the tiles that rows of 16 bits are picked from."""
+
+
+def can_take(x: Any, K: int) -> bool:
+    """Whether K rows can be copied: whole lanes of numbers of 32 or 16 bits, some of them at a time."""
+    plain = x.dtype in (jnp.float32, jnp.int32, jnp.bfloat16) and x.shape[2] % LANES == 0 and x.shape[1] >= SUBLANES
+    return plain and _rows_at_a_time(x, K) is not None
+
+
+def _rows_at_a_time(x: Any, K: int) -> int | None:
+    """The largest half, quarter and so on of K rows that fits; its ids must be whole lanes as well."""
+    tile = SUBLANES * x.dtype.itemsize if x.dtype.itemsize < 4 else 0
+    sizes = [K >> k for k in range(K.bit_length()) if K % (1 << k) == 0]
+    fitting = [n for n in sizes if n * x.shape[2] * (8 + tile) <= HELD_BYTES and (n == K or n % LANES == 0)]
+    return max(fitting, default=None)
 
 
 def take_rows(x_BxVxT: jax.Array, ids_BxK: jax.Array, *, interpret: bool = False) -> jax.Array:
@@ -46,6 +59,8 @@ def _copy_tiles(x_BxVxT: jax.Array, ids_BxK: jax.Array, *, rows: int, interpret:
     """For each id the aligned ``rows`` rows that it is among, of which its own is kept."""
     B, _, T = x_BxVxT.shape
     K = ids_BxK.shape[1]
+    n = _rows_at_a_time(x_BxVxT, K)
+    assert n is not None
     zero, dtype = np.int32(0), x_BxVxT.dtype
     x_BxVxT, ids = same_axes([x_BxVxT, ids_BxK])
 
@@ -62,25 +77,27 @@ def _copy_tiles(x_BxVxT: jax.Array, ids_BxK: jax.Array, *, rows: int, interpret:
             own = jax.lax.broadcasted_iota(jnp.int32, tile.shape, 0) == jax.lax.rem(ids_ref[0, k], np.int32(rows))
             out_ref[0, pl.ds(k, 1), :] = jnp.sum(jnp.where(own, tile, 0.0), axis=0, keepdims=True)
 
-        _loop(K, lambda k: copy(k, ids_ref[0, k]).start())
-        _loop(K, lambda k: copy(k, zero).wait())
+        _loop(n, lambda k: copy(k, ids_ref[0, k]).start())
+        _loop(n, lambda k: copy(k, zero).wait())
         if rows > 1:
-            _loop(K, pick)
+            _loop(n, pick)
 
     moved = B * K * T * (rows * dtype.itemsize + 4)
-    scratch = (K, rows, T) if rows > 1 else (1, SUBLANES, LANES)
-    with priced("rows", KernelCost(flops=0, vector_flops=B * K * CYCLES_PER_ROW * 4096, bytes=moved)):
+    scratch = (n, rows, T) if rows > 1 else (1, SUBLANES, LANES)
+    held = n * T * (8 + rows * dtype.itemsize)
+    work = B * K * CYCLES_PER_ROW * 4096
+    with priced("rows", KernelCost(flops=0, vector_flops=work, bytes=moved, held_bytes=held)):
         taken = pl.pallas_call(
             kernel,
-            grid=(B,),
+            grid=(B, K // n),
             in_specs=[
-                pl.BlockSpec((None, 1, K), lambda b: (b, zero, zero), memory_space=pltpu.SMEM),
+                pl.BlockSpec((None, 1, n), lambda b, i: (b, zero, i), memory_space=pltpu.SMEM),
                 pl.BlockSpec(memory_space=pl.ANY),
             ],
-            out_specs=pl.BlockSpec((1, K, T), lambda b: (b, zero, zero)),
+            out_specs=pl.BlockSpec((1, n, T), lambda b, i: (b, i, zero)),
             out_shape=abstract(x_BxVxT, (B, K, T), dtype if rows == 1 else jnp.float32),
             scratch_shapes=[pltpu.VMEM(scratch, dtype), pltpu.SemaphoreType.DMA],
-            compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
+            compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
             interpret=interpret,
             name="pegprof_rows",
         )(ids[:, None, :], x_BxVxT)

@@ -220,7 +220,7 @@ def _take(x: jax.Array, ids_BxK: jax.Array, axis: int, chip: Chip) -> jax.Array:
         return x
     if len(x) == 1:
         return jnp.moveaxis(jnp.take(x[0], ids_BxK, axis=axis - 1, mode="clip"), axis - 1, 0)
-    if axis == 1 and chip.backend == "tpu" and tpu_rows.can_take(x):
+    if axis == 1 and chip.backend == "tpu" and tpu_rows.can_take(x, ids_BxK.shape[1]):
         return tpu_rows.take_rows(x, ids_BxK, interpret=switch.interprets())
     return jax.vmap(lambda x, ids_K: jnp.take(x, ids_K, axis=axis - 1, mode="clip"))(x, ids_BxK)
 
