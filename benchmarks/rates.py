@@ -179,6 +179,7 @@ def format_rates(rates: Rates) -> str:
     texts = {
         name: f"{value / 2**20:g} * 2**20" if name.endswith("_bytes") else _short(value)
         for name, value in dataclasses.asdict(rates).items()
+        if name in MEASURES or name == "cache_bytes"  # the others are those of an accelerator
     }
     return f"Rates({', '.join(f'{name}={text}' for name, text in texts.items())})"
 
