@@ -65,7 +65,7 @@ class Elementwise:
                     base, at, updates = operands
                     hit = index(self.labels_of[out][_scattered_axis(eqn)]).astype(at.dtype) == at
                     env[out] = base + jnp.where(hit, updates, jnp.zeros((), updates.dtype))
-                case primitive if primitive in _MOVES:
+                case p.broadcast_in_dim_p | p.transpose_p | p.squeeze_p | p.reshape_p:  # labels stay with entries
                     env[out] = operands[0]
                 case _:
                     shape = jnp.broadcast_shapes(*(x.shape for x in operands))
@@ -78,7 +78,6 @@ def _wide(x: jax.Array) -> jax.Array:
     return x.astype(wide_dtype(x.dtype)) if is_real(x.dtype) else x
 
 
-_MOVES = (p.broadcast_in_dim_p, p.transpose_p, p.squeeze_p, p.reshape_p)  # entries stay with their labels
 _NUMBERS = ("float32", "bfloat16", "int32", "float64")  # what blocks can hold: no masks
 
 
