@@ -25,7 +25,7 @@ from pegprof.targets.chips import Chip
 
 LANES, SUBLANES = 128, 8
 
-UNROLLED = 2048 * 256 * 512
+UNROLLED = 1024 * 256 * 512
 """How many multiplications of a product the compiler sees at once. It unrolls them: more compile longer, not faster."""
 
 ROWS = 128
