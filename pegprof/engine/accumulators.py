@@ -129,8 +129,8 @@ class Moment(Accumulator):
 
 def _sign(g: Any) -> jax.Array:
     """The sign as a choice, since Pallas lowers ``jnp.sign`` only where there is a TPU; zeros and NaN stay."""
-    one = jnp.ones((), g.dtype)
-    return jnp.where(g > 0, one, jnp.where(g < 0, -one, g))
+    one, minus_one = (jnp.full((), value, g.dtype) for value in (1, -1))  # Triton does not negate a constant
+    return jnp.where(g > 0, one, jnp.where(g < 0, minus_one, g))
 
 
 MEAN = Moment(name="mean", phi=lambda g: g, factor=lambda x: x)

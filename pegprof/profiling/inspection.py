@@ -151,10 +151,10 @@ def _uses(row: PlanRow) -> str:
 _SITE_COLUMNS = (
     Column(header="parameters", cell=name_of, right=False),
     Column(header="shape", cell=lambda sites: "×".join(map(str, sites.row.shape)) or "scalar", right=False, keep=3),
-    Column(header="contraction", cell=lambda sites: _uses(sites.row), right=False, keep=2),
+    Column(header="contraction", cell=lambda sites: _uses(sites.row), right=False, keep=1),
     Column(header="T", cell=lambda sites: UNKNOWN if sites.row.rank is None else str(sites.row.rank)),
     Column(header="strategy", cell=lambda sites: sites.row.strategy, right=False),
-    Column(header="flops", cell=lambda sites: format_count(sites.flops), keep=1),
-    Column(header="moved", cell=lambda sites: format_bytes(int(sites.count * sites.row.bytes_moved)), keep=1),
+    Column(header="flops", cell=lambda sites: format_count(sites.flops), keep=2),
+    Column(header="moved", cell=lambda sites: format_bytes(int(sites.count * sites.row.bytes_moved)), keep=2),
     Column(header="bytes each", cell=lambda sites: format_bytes(sites.row.bytes), keep=0),
 )

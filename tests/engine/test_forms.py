@@ -3,6 +3,8 @@
 The three name their parameters alike, so that one pytree serves all.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -87,7 +89,9 @@ def test_every_form_has_the_statistics_of_the_plain_one(form, keep_batch_dim):
 def test_every_form_gets_the_same_plan():
     params, batch = case()
     plans = [make_plan(loss_of(logits), params, batch, backend="cpu") for logits in FORMS.values()]
-    assert len({str(plan) for plan in plans}) == 1
+    no_bytes = dict(bytes_moved=0, candidates=())  # ids of tokens are wider in some forms
+    plain, *others = [[dataclasses.replace(row, **no_bytes) for row in plan.rows] for plan in plans]
+    assert all(rows == plain for rows in others)
 
 
 def test_the_state_of_an_nnx_module_gets_statistics_of_its_own_structure():

@@ -105,14 +105,12 @@ def test_it_is_for_norms_alone(monkeypatch):
         assert make_plan(loss, draw(*w), draw(3, *x), stats=stats).row("params").strategy == "loop"
 
 
-@pytest.mark.parametrize(("T", "expected"), [(16, True), (1024, False)])
-def test_the_planner_takes_it_where_positions_are_few(T, expected):
+@pytest.mark.parametrize(("T", "expected"), [(4, True), (1024, False)])
+@pytest.mark.parametrize("backend", ["cpu", "gpu", "tpu"])
+def test_the_planner_takes_it_where_positions_are_few(backend, T, expected):
     f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
-    how = {"cpu": ("gram", "gram"), "gpu": ("fused_gram", "batched_gram"), "tpu": ("fused_gram", "batched_gram")}
-    for backend, names in how.items():
-        for enabled, name in zip((True, False), names, strict=True):
-            with pegprof.kernels(enabled):
-                plan = make_plan(
-                    lambda w, x: score(x @ w), f32(512, 512), f32(16, T, 512), stats="norm", backend=backend
-                )
-            assert (plan.row("params").strategy == name) == expected, (backend, plan)
+    for enabled in (True, False):
+        with pegprof.kernels(enabled):
+            plan = make_plan(lambda w, x: score(x @ w), f32(512, 512), f32(16, T, 512), stats="norm", backend=backend)
+        assert ("gram" in plan.row("params").strategy) == expected, plan
+        assert bool(plan.kernel_sites) == (enabled and backend != "cpu")

@@ -24,5 +24,6 @@ def test_eight_devices_have_together_the_statistics_of_the_whole_batch():
     command = [sys.executable, "-m", "tests.engine.sharded", *PROGRAMS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("agrees") == 4 * len(PROGRAMS) + 1
+    assert done.stdout.count("agrees") == 4 * len(PROGRAMS) + 2
     assert "explicit axes: agrees" in done.stdout
+    assert "kernels: agrees" in done.stdout

@@ -140,14 +140,19 @@ def _labels_of_inputs(eqn: JaxprEqn, labels: Labels) -> list[Labels] | None:
             others = tuple(a for axis, a in enumerate(labels) if axis != _scattered_axis(eqn))
             ranks = [len(shape_of(v)) for v in eqn.invars[1:]]
             return [labels, *((*others, *[""] * (rank - len(others))) for rank in ranks)]
-    facts = facts_of(eqn)
-    narrows = is_real(dtype_of(eqn.outvars[0])) and wide_dtype(dtype_of(eqn.outvars[0])) != dtype_of(eqn.outvars[0])
-    if not facts.elementwise or (narrows and facts.widen is None):
+    facts, dtype = facts_of(eqn), dtype_of(eqn.outvars[0])
+    narrow = is_real(dtype) and wide_dtype(dtype) != dtype
+    if not facts.elementwise or (narrow and (facts.widen is None or _is_quantised(dtype))):
         return None
     shapes = [shape_of(v) for v in eqn.invars]
     if any(shape and len(shape) != len(out) for shape in shapes):
         return None
     return [tuple(a if n == m else "" for a, n, m in zip(labels, shape, out, strict=False)) for shape in shapes]
+
+
+def _is_quantised(dtype: Any) -> bool:
+    """Whether a dtype has so few bits that its rounding is meant: a kernel, which evaluates in float32, drops it."""
+    return bool(jnp.finfo(dtype).bits < 16)
 
 
 def _scattered_axis(eqn: JaxprEqn) -> int:
