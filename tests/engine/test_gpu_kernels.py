@@ -275,3 +275,15 @@ def test_kernels_compile_for_absent_gpus_within_their_shared_memory(name: str, t
         tile = gpu.choose_tile(outer, kinds, chip)
         assert tile is not None
         assert int(dict(shared)["outer"]) <= gpu.shared_bytes(outer, tile)
+
+
+@needs_compilers
+@pytest.mark.parametrize("name", ["a100", "h100"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_kernel_for_lookups_compiles_for_absent_gpus(name: str, dtype: str) -> None:
+    def run(ids: Any, r: Any) -> Any:
+        pair = Operand.of_ids(ids, 300, r.dtype), Operand.stored(r, minor=True)
+        return gpu.fold_outer(*pair, [MEAN, CENTRED], precision=HIGHEST, chip=CHIPS[name])
+
+    arguments = jax.ShapeDtypeStruct((4, 100), "int32"), jax.ShapeDtypeStruct((4, 1, 1, 100, 200), dtype)
+    assert "pegprof_outer" in jax.jit(run).lower(*map(Place(name).put, arguments)).compile().as_text()

@@ -45,12 +45,35 @@ def test_every_program_that_a_kernel_fits_is_right_by_it(name, monkeypatch):
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("chip", ["tpu-v5p", "h100"])
-@pytest.mark.parametrize("rule", ["fused_tied", "fused"])
-def test_tables_and_convolutions_go_by_the_rules_that_are_for_them(rule, chip, monkeypatch):
-    names = {"fused_tied": ["tied_embedding", "transposed_tied_embedding"], "fused": ["separable_convolution"]}[rule]
+@pytest.mark.parametrize(
+    ("rule", "names"),
+    {
+        "fused": ["separable_convolution"],
+        "fused_rows": ["embedding_of_one_token", "weight_looked_up_by_the_example"],
+        "fused_tied": ["tied_embedding", "transposed_tied_embedding"],
+    }.items(),
+)
+def test_tables_and_convolutions_go_by_the_rules_that_are_for_them(rule, names, chip, monkeypatch):
     for name in names:
         plan, _ = run(name, MOMENTS, chip, monkeypatch)
         assert rule in {row.strategy for row in plan.rows}, (name, plan)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("chip", ["tpu-v5p", "h100"])
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if "embedding" in name or "lookup" in name])
+def test_lookups_are_right_by_a_kernel_for_every_statistic(name, chip, monkeypatch):
+    _, actual = run(name, STATS, chip, monkeypatch)
+    if actual is not None:
+        assert_stats_agree(actual, truth(name, 5, STATS), tolerance(PROGRAMS[name]))
+
+
+@pytest.mark.parametrize("chip", ["tpu-v5p", "h100"])
+@pytest.mark.parametrize(("V", "expected"), [(256, "fused_rows"), (32_000, "segment")])
+def test_a_small_table_gets_a_kernel_and_a_large_one_a_scatter(V, expected, chip):
+    loss = lambda table, ids: jnp.mean(jnp.sin(table[ids]))
+    table, ids = jax.ShapeDtypeStruct((V, 256), jnp.float32), jax.ShapeDtypeStruct((16, 128), jnp.int32)
+    assert make_plan(loss, table, ids, backend=chip).row("params").strategy == expected
 
 
 def squares(w, x):

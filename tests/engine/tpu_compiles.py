@@ -43,6 +43,10 @@ def cases(chip: Chip) -> Iterator[Case]:
     def gram(s: Any, r: Any) -> Any:
         return tpu_gram.square_norms(*stored(s, r, s_minor=False), **how)
 
+    def lookups(ids: Any, r: Any) -> Any:
+        pair = Operand.of_ids(ids, 300, r.dtype), Operand.stored(r, minor=True)
+        return tpu.fold_outer(*pair, [MEAN, CENTRED], precision=jax.lax.Precision.HIGHEST, chip=chip)
+
     for dtype in ("float32", "bfloat16"):
         abstract = lambda *shape, dtype=dtype: jax.ShapeDtypeStruct(shape, dtype)
 
@@ -57,6 +61,7 @@ def cases(chip: Chip) -> Iterator[Case]:
         yield f"moments of rank one {dtype}", moments, [abstract(4, 2, 1, 1, 136), abstract(4, 2, 1, 1, 200)]
         yield f"spread and norms {dtype}", spread, long
         yield f"evaluated {dtype}", evaluated, [*leaves, ids, abstract(4, 1, 1, 256, 200)]
+        yield f"lookups {dtype}", lookups, [jax.ShapeDtypeStruct((4, 100), "int32"), abstract(4, 1, 1, 100, 200)]
         yield f"gram {dtype}", gram, long
         yield f"few rows {dtype}", spread, [abstract(4, 1, 1, 3, 1100), abstract(4, 1, 1, 1100, 200)]
         yield f"one column {dtype}", column, [abstract(4, 1, 1, 136, 100), abstract(4, 1, 1, 1, 100)]

@@ -76,6 +76,20 @@ class Operand:
         """An operand that is an array."""
         return cls(arrays=(x,), shape=x.shape, dtype=x.dtype, minor=minor, whole=(False,), written=written)
 
+    @classmethod
+    def of_ids(cls, ids_BxT: jax.Array, V: int, dtype: Any) -> "Operand":
+        """For each example ones where a position has the number of a row, else zeros, [V, T], made on chip."""
+        B, T = ids_BxT.shape
+        return cls(
+            arrays=(ids_BxT[:, None, None, None, :],),
+            evaluate=lambda blocks, index: jnp.where(index(free=True) == blocks[0], 1.0, 0.0),
+            shape=(B, 1, 1, V, T),
+            dtype=dtype,
+            minor=False,
+            steps=2,
+            whole=(False,),
+        )
+
     @property
     def T(self) -> int:
         return self.shape[3 if self.minor else 4]

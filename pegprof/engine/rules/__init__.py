@@ -9,6 +9,7 @@ from pegprof.engine.rules.base import Rule, Strategy
 from pegprof.engine.rules.conv import DEPTHWISE, PATCHES
 from pegprof.engine.rules.folds import BATCHED, DIRECT, LOOP
 from pegprof.engine.rules.fused import FUSED, FUSED_GRAM
+from pegprof.engine.rules.fused_rows import FUSED_ROWS
 from pegprof.engine.rules.fused_tied import FUSED_TIED
 from pegprof.engine.rules.outer import BATCHED_GRAM, FACTORED, GRAM
 from pegprof.engine.rules.rows import SEGMENT
@@ -19,10 +20,9 @@ __all__ = ["RULES", "SCHEDULES", "Rule", "Strategy", "find_strategy", "strategie
 SCHEDULES: dict[str, Strategy] = {s.name: s for s in (DIRECT, LOOP, BATCHED)}
 """Schedules of the default fold: all at once, one example at a time, a chunk at a time."""
 
-RULES: dict[str, Rule] = {
-    rule.name: rule
-    for rule in (FACTORED, PATCHES, DEPTHWISE, SEGMENT, TIED, STAGED, GRAM, BATCHED_GRAM, FUSED, FUSED_GRAM, FUSED_TIED)
-}
+_XLA = (FACTORED, PATCHES, DEPTHWISE, SEGMENT, TIED, STAGED, GRAM, BATCHED_GRAM)
+_KERNELS = (FUSED, FUSED_GRAM, FUSED_ROWS, FUSED_TIED)
+RULES: dict[str, Rule] = {rule.name: rule for rule in (*_XLA, *_KERNELS)}
 """By name. To add a rule, add it here, or from outside: ``RULES[rule.name] = rule``."""
 
 

@@ -30,7 +30,7 @@ from pegprof.engine.kernels.base import KernelCost, Operand, one_precision
 from pegprof.engine.kernels.base import Outer as KernelProduct
 from pegprof.engine.kernels.blocks import Elementwise, elementwise_of, stored
 from pegprof.engine.kernels.layout import Arrangement, Contraction, Side, arrange, contraction_of
-from pegprof.engine.rules.base import Rule
+from pegprof.engine.rules.base import Rule, Strategy
 from pegprof.engine.rules.conv import in_result_layout, is_expressible, patches_of, windows_of
 from pegprof.engine.rules.folds import BATCHED
 from pegprof.engine.rules.outer import follow, only_permutes, only_scales
@@ -165,16 +165,19 @@ def _product_of_convolution(start: JaxprEqn, dtype: Any) -> Product:
     )
 
 
+def kernel_dtypes() -> set[Any]:
+    """Of operands that kernels multiply; of 64 bits only in tests, on a CPU."""
+    narrow = {jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)}
+    return narrow | {jnp.dtype(jnp.float64)} if switch.interprets() else narrow
+
+
 def has_kernel(product: Product | None) -> bool:
     """Whether kernels take such operands."""
     if product is None:
         return False
-    dtypes = {jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)}
-    if switch.interprets():
-        dtypes.add(jnp.dtype(jnp.float64))
     precisions = product.precision if isinstance(product.precision, tuple) else (product.precision,)
     plain = all(x is None or isinstance(x, jax.lax.Precision) for x in precisions)
-    return jnp.dtype(product.dtype) in dtypes and plain and 0 not in product.contraction.sizes.values()
+    return jnp.dtype(product.dtype) in kernel_dtypes() and plain and 0 not in product.contraction.sizes.values()
 
 
 def fold_product(product: Product, values: Values, accumulators: Accumulators, chip: Chip) -> list[Any]:
@@ -254,16 +257,16 @@ class Kernel(Rule):
 
 
 def one_stage(
-    run: Callable[[Site, Accumulators, Frontier, Chip], Summaries],
+    run: Callable[[Site, Accumulators, Frontier, Chip], Summaries], *, plain: Strategy = BATCHED
 ) -> Callable[[Site, Accumulators, int, Chip], Sequence[Stage]]:
-    """The stages of a kernel that has one.
+    """The stages of a kernel that has one; ``plain`` takes its place on other platforms.
 
     Nothing waits for it: XLA schedules a kernel where its operands are, and stores them as the kernel takes them.
     """
 
     def stages(site: Site, accumulators: Accumulators, chunk: int, chip: Chip) -> Sequence[Stage]:
-        (plain,) = BATCHED.stages_at(site, accumulators, chunk)
-        return [replace_run(plain, lambda frontier: run(site, accumulators, frontier, chip), chip)]
+        (stage,) = plain.stages_at(site, accumulators, chunk)
+        return [replace_run(stage, lambda frontier: run(site, accumulators, frontier, chip), chip)]
 
     return stages
 
