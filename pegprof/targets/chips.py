@@ -27,6 +27,7 @@ class Chip:
       vector_flops: elementwise operations a second.
       bandwidth: of main memory, bytes a second.
       on_chip_bytes: what a kernel can hold: VMEM of a TPU's core, shared memory of a GPU's block.
+      matrix_width: of a TPU's matrix unit.
       clock_hz: with which a TPU's ``estimated_cycles`` are seconds; None on a GPU, whose compiler says seconds.
       cache_bytes: of a GPU's L2.
       cache_bandwidth: from there, bytes a second; None where there is no such cache.
@@ -42,6 +43,7 @@ class Chip:
     vector_flops: float
     bandwidth: float
     on_chip_bytes: int
+    matrix_width: int = 128
     clock_hz: float | None = None
     cache_bytes: int = 0
     cache_bandwidth: float | None = None
@@ -70,6 +72,7 @@ def _tpu(
     vmem_mib: int,
     clock_ghz: float,
     cores: int = 1,
+    matrix_width: int = 128,
 ) -> Chip:
     """Teraflops and bandwidth: Google's documentation of each version; VMEM of a core: jax's ``tpu_info.py``.
 
@@ -88,6 +91,7 @@ def _tpu(
         vector_flops=cores * 8 * 128 * 4 * clock_ghz * GIGA,
         bandwidth=bandwidth,
         on_chip_bytes=vmem_mib * MIB,
+        matrix_width=matrix_width,
         clock_hz=clock_ghz * GIGA,
     )
 
@@ -133,9 +137,14 @@ CHIPS: dict[str, Chip] = {
         _tpu("tpu-v4", "TPU v4", teraflops=275, bandwidth=1.228e12, vmem_mib=16, clock_ghz=1.05, cores=2),
         _tpu("tpu-v5e", "TPU v5 lite", "TPU v5e", teraflops=197, bandwidth=8.19e11, vmem_mib=128, clock_ghz=1.5),
         _tpu("tpu-v5p", "TPU v5", "TPU v5p", teraflops=459, bandwidth=2.765e12, vmem_mib=64, clock_ghz=1.75, cores=2),
-        _tpu("tpu-v6e", "TPU v6 lite", "TPU v6e", teraflops=918, bandwidth=1.638e12, vmem_mib=128, clock_ghz=1.75),
+        _tpu(
+            "tpu-v6e", "TPU v6 lite", "TPU v6e", teraflops=918, bandwidth=1.638e12, vmem_mib=128, clock_ghz=1.75,
+            matrix_width=256,
+        ),
         # Half a chip, which is a device to JAX: half of the published figures.
-        _tpu("tpu-7x", "TPU7x", teraflops=2307 / 2, bandwidth=7.38e12 / 2, vmem_mib=64, clock_ghz=2.2),
+        _tpu(
+            "tpu-7x", "TPU7x", teraflops=2307 / 2, bandwidth=7.38e12 / 2, vmem_mib=64, clock_ghz=2.2, matrix_width=256
+        ),
         _gpu(  # Turing has neither bfloat16 nor TF32
             "t4", "Tesla T4", "NVIDIA T4", cores=40, bfloat16=8.1, tf32=8.1, float32=8.1, bandwidth=3.2e11,
             shared_kib=64, cache_bytes=4 * MIB, cache_bandwidth=1.27e12,

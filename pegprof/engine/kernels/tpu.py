@@ -26,7 +26,8 @@ from pegprof.targets.chips import Chip
 LANES, SUBLANES = 128, 8
 
 UNROLLED = 1024 * 256 * 512
-"""How many multiplications of a product the compiler sees at once. It unrolls them: more compile longer, not faster."""
+"""How many multiplications of a product the compiler sees at once. It unrolls them: more compile longer, not faster.
+Matrix units twice as wide want parts twice as wide."""
 
 ROWS = 128
 """How many rows of an operand are evaluated at once, likewise."""
@@ -42,11 +43,12 @@ class Tile:
     T: int
     D: int
     E: int
+    unrolled: int = UNROLLED
 
     @property
     def part(self) -> int:
         """How many columns are formed at a time."""
-        sizes = [n for n in (512, 256, 128) if self.E % n == 0 and self.D * n * self.T <= UNROLLED]
+        sizes = [n for n in (512, 256, 128) if self.E % n == 0 and self.D * n * self.T <= self.unrolled]
         return max(sizes, default=128 if self.E % 128 == 0 else self.E)
 
 
@@ -61,11 +63,12 @@ def choose_tile(outer: Outer, accumulators: Sequence[Accumulator], chip: Chip, p
 
 def _tiles(outer: Outer, chip: Chip) -> Iterator[Tile]:
     T = outer.T if outer.T <= FULL else 512
+    unrolled = UNROLLED * chip.matrix_width // LANES
     for D in _block_sizes(outer.D):
         for E in _block_sizes(outer.E):
             enough = outer.count(D, E) >= chip.cores  # both cores of a chip work, where there is enough to do
             if enough or (D <= LANES and E <= LANES):
-                yield Tile(T=T, D=D, E=E)
+                yield Tile(T=T, D=D, E=E, unrolled=unrolled)
 
 
 def _block_sizes(n: int) -> list[int]:
