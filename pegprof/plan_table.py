@@ -33,7 +33,8 @@ def plan_table(plan: "Plan") -> str:
         ).rstrip()
         for line in (columns, *cells)
     ]
-    head = f"plan for {', '.join(plan.stats)} of {plan.batch} examples on {plan.backend}, {_at_a_time(plan)}"
+    place = plan.backend if plan.devices == 1 else f"each of {plan.devices} devices ({plan.backend})"
+    head = f"plan for {', '.join(plan.stats)} of {plan.batch} examples on {place}, {_at_a_time(plan)}"
     return "\n".join([head, *lines, *plan.remarks])
 
 

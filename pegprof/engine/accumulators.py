@@ -10,6 +10,8 @@ Accumulators are keyed by the object itself. Two that are equal are one; a name 
 """
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -57,6 +59,37 @@ class Accumulator:
         """The summary of n + m examples from those of n and of m; see ``merges_from_zeros`` for n = 0."""
         raise NotImplementedError
 
+    def merge_across(self, a: Summary, n: Any, axes: Sequence[str]) -> Summary:
+        """The summary of all devices along some axes of a mesh, each of which has that of n examples."""
+        for axis in axes:
+            devices = jax.lax.axis_size(axis)
+            pairs = devices & (devices - 1) == 0
+            a = (self._merge_pairs if pairs else self._merge_gathered)(a, n, axis, devices)
+            n = n * devices
+        return a
+
+    def _merge_pairs(self, a: Summary, n: Any, axis: str, devices: int) -> Summary:
+        """Pairs of devices merge, then pairs of pairs: log₂ of their number times what ``a`` takes is sent.
+
+        All devices must get the same bits, so of each pair the same one comes first.
+        """
+        for distance in (1 << k for k in range(devices.bit_length() - 1)):
+            pairs = [(i, i ^ distance) for i in range(devices)]
+            b = jax.lax.ppermute(a, axis, pairs)
+            comes_first = jax.lax.axis_index(axis) & distance == 0
+            first = jax.tree.map(functools.partial(jnp.where, comes_first), a, b)
+            second = jax.tree.map(functools.partial(jnp.where, comes_first), b, a)
+            a = self.merge(first, n * distance, second, n * distance)
+        return a
+
+    def _merge_gathered(self, a: Summary, n: Any, axis: str, devices: int) -> Summary:
+        """Along an axis whose size is no power of two: every device gathers all summaries."""
+        stacked = jax.lax.all_gather(a, axis)
+        first, *others = (jax.tree.map(operator.itemgetter(i), stacked) for i in range(devices))
+        for i, other in enumerate(others, 1):
+            first = self.merge(first, i * n, other, n)
+        return first
+
     def of_one(self, g: jax.Array) -> Summary:
         """The summary of one gradient."""
         return self.finish(self.add(self.init(g), g, 1), 1)
@@ -90,6 +123,9 @@ class PerExample(Accumulator):
     def merge(self, a: Summary, n: Any, b: Summary, m: Any) -> Summary:
         return jax.tree.map(lambda x, y: jnp.concatenate([x, y]), a, b)
 
+    def merge_across(self, a: Summary, n: Any, axes: Sequence[str]) -> Summary:
+        return a  # every device keeps that of its own examples
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Moment(Accumulator):
@@ -116,6 +152,9 @@ class Moment(Accumulator):
 
     def merge(self, a: jax.Array, n: Any, b: jax.Array, m: Any) -> jax.Array:
         return _move_mean(a, b, (b - a) * _share(n, m, a))
+
+    def merge_across(self, a: jax.Array, n: Any, axes: Sequence[str]) -> jax.Array:
+        return jax.lax.pmean(a, tuple(axes))
 
     def of_one(self, g: jax.Array) -> jax.Array:
         return self.phi(g)
@@ -177,6 +216,11 @@ class Centred(Accumulator):
             _move_mean(a.mean, b.mean, (b.mean - a.mean) * share),
             square + (apart * share) * (apart * (1 - share)),  # a square alone may overflow
         )
+
+    def merge_across(self, a: Spread, n: Any, axes: Sequence[str]) -> Spread:
+        """The means first: then the mean of the squares around it, which subtracts no two large numbers."""
+        mean = jax.lax.pmean(a.mean, tuple(axes))
+        return Spread(mean, jax.lax.pmean(a.square + jnp.square(a.mean - mean), tuple(axes)))
 
     def of_one(self, g: jax.Array) -> Spread:
         return Spread(g, jnp.zeros_like(g))

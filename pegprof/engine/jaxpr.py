@@ -4,6 +4,7 @@ The rest of the engine keys its tables by the primitive objects of ``primitives`
 Jaxprs that are *flat*: jit, remat, custom_jvp and custom_vjp are inlined; scan, while and cond remain.
 """
 
+import concurrent.futures
 import contextlib
 import functools
 import math
@@ -43,6 +44,9 @@ _ragged_dot_p = _primitive_of(
     *(jax.ShapeDtypeStruct((2, 2), "float32"), jax.ShapeDtypeStruct((1, 2, 2), "float32")),
     jax.ShapeDtypeStruct((1,), "int32"),
 )
+
+
+_axis_index_p = primitives.axis_index_p
 
 
 def marker(name: str) -> Primitive:
@@ -87,10 +91,20 @@ def vary(x: Any, axes: Iterable[str]) -> Any:
     return jax.lax.pcast(x, missing, to="varying") if missing else x
 
 
-def leading_axis(x: Any) -> Any:
-    """The explicit axes of a mesh that a value's leading axis is sharded over, by its type; None if there are none."""
-    spec = jax.typeof(x).sharding.spec
-    return spec[0] if len(spec) else None
+def explicit_sharding(x: Any) -> jax.NamedSharding | None:
+    """How a value is sharded over the explicit axes of a mesh, by its type; None if there are none."""
+    if isinstance(x, jax.ShapeDtypeStruct) or not hasattr(x, "dtype"):
+        return None
+    sharding = jax.typeof(x).sharding
+    return sharding if jax.sharding.AxisType.Explicit in sharding.mesh.axis_types else None
+
+
+def collective_axes(eqn: JaxprEqn) -> frozenset[Any]:
+    """The axes along which an equation combines what devices have; none for what only asks where it runs."""
+    named = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+    if eqn.primitive in (pvary_p, _axis_index_p) or not isinstance(named, str | tuple):
+        return frozenset()
+    return frozenset((named,) if isinstance(named, str) else (a for a in named if isinstance(a, str)))
 
 
 def zeros_like(aval: Any, dtype: Any = None) -> jax.Array:
@@ -190,6 +204,9 @@ def at_line_of_call(eqn: JaxprEqn, call: JaxprEqn) -> JaxprEqn:
 def bind(eqn: JaxprEqn, values: Sequence[Any], **changed_params: Any) -> list[Any]:
     """Apply an equation to values, keeping the user's source line and name stack on what it traces."""
     params = eqn.primitive.get_bind_params({**eqn.params, **changed_params})
+    if eqn.primitive is primitives.dot_general_p:  # as batched by jax.hessian its operands may differ in their axes
+        axes = frozenset[str]().union(*map(varying_axes, values))
+        values = [vary(x, axes) for x in values] if axes else values
     with source_of(eqn):
         out = eqn.primitive.bind(*values, **params)
     return list(out) if eqn.primitive.multiple_results else [out]
@@ -201,6 +218,15 @@ def source_of(eqn: JaxprEqn) -> Iterator[None]:
     name_stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
     with source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack), eqn.ctx.manager:
         yield
+
+
+def outside_trace(fn: Callable[[], Any]) -> Any:
+    """What a function returns that computes with concrete values, whatever is being traced, on whatever mesh.
+
+    Both are known to one thread alone. ``jax.ensure_compile_time_eval`` fails inside a ``shard_map``.
+    """
+    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(fn).result()
 
 
 Rule = Callable[[JaxprEqn, Sequence[Any]], list[Any]]

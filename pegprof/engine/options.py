@@ -6,12 +6,15 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
+import jax
+
 from pegprof.errors import PegprofError
 
 if TYPE_CHECKING:
     from pegprof.engine.plan import Plan
 
 Argnums = int | tuple[int, ...]
+BatchAxes = str | tuple[str, ...] | jax.NamedSharding | None
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 
@@ -25,6 +28,7 @@ class TrainArgs(TypedDict, total=False):
     microbatch_size: int | None
     backend: str | None
     memory_budget: int | None
+    batch_axes: BatchAxes
 
 
 class PlanArgs(TrainArgs, total=False):
@@ -52,6 +56,7 @@ class Options:
     backend: str | None = None
     plan: "Plan | None" = None
     memory_budget: int | None = None
+    batch_axes: BatchAxes = None
 
     @property
     def batch(self) -> tuple[int, ...]:

@@ -74,6 +74,7 @@ class Plan:
     schedules: tuple[Schedule, ...] = ()  # what was compared, where the planner chose
     rates: Mapping[str, float] = dataclasses.field(default_factory=dict)  # what turned costs into seconds
     remarks: tuple[str, ...] = ()  # what a reader should know, such as why kernels are not used
+    devices: int = 1  # that have such a batch each, of one that is sharded
 
     @property
     def materialised(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from pegprof.engine.costs import (
 from pegprof.engine.jaxpr import source_line, unbatchable_reason, variables
 from pegprof.engine.kernels.selfcheck import trusted_chip
 from pegprof.engine.kernels.switch import resolve_backend
+from pegprof.engine.mesh import automatic_axes, find_share, on_one_device
 from pegprof.engine.options import Options, PlanArgs, takes_options
 from pegprof.engine.passes.loops import hoist
 from pegprof.engine.plan import CONSTANT, Candidate, Plan, PlanRow, Schedule
@@ -79,9 +80,17 @@ def make_plan(
     >>> plan.row("params").contraction, plan.row("params").strategy
     ('bi,bo->io', 'factored')
     """
-    wanted = resolve(stats)
-    trace = trace_example(loss, args, Options(**options))
-    return plan_sites(trace, find_sites(trace, accumulators_of(wanted)), wanted)
+    wanted, given = resolve(stats), Options(**options)
+
+    def plan_for(*args: Any) -> Plan:
+        trace = trace_example(loss, args, given)
+        return plan_sites(trace, find_sites(trace, accumulators_of(wanted)), wanted)
+
+    share = find_share(args, given)
+    if share is None:
+        return plan_for(*args)
+    wanted = tuple(dataclasses.replace(stat, minimum_batch=1) for stat in wanted)  # others have examples too
+    return dataclasses.replace(on_one_device(share, plan_for, args, given), devices=share.devices)
 
 
 def find_sites(trace: Trace, accumulators: Sequence[Accumulator]) -> Cut:
@@ -103,6 +112,8 @@ def plan_sites(trace: Trace, cut: Cut, stats: Sequence[Statistic]) -> Plan:
     backend = resolve_backend(options.backend)
     accumulators = accumulators_of(stats)
     chip, remarks = trusted_chip(backend)
+    if chip and (axes := automatic_axes()):
+        chip, remarks = None, (f"no fused kernels: XLA cannot shard them over the mesh axes {', '.join(axes)}",)
     body, rates = body_of(cut), rates_of(backend)
     planner = _Planner(
         trace=trace, cut=cut, accumulators=accumulators, backend=backend, rates=rates, chip=chip, body=body

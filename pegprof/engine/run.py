@@ -13,12 +13,13 @@ from typing import Any, Unpack
 import jax
 import jax.numpy as jnp
 
-from pegprof.checking.arguments import Loss
+from pegprof.checking.arguments import Loss, check_batch
 from pegprof.checking.plan import check_plan
 from pegprof.engine.accumulators import MEAN, Accumulator, PerExample, Summary, in_chunks
 from pegprof.engine.dtypes import widen
-from pegprof.engine.jaxpr import Env, leading_axis, start, vary, varying_axes
+from pegprof.engine.jaxpr import Env, start, vary, varying_axes
 from pegprof.engine.kernels.switch import chip_for
+from pegprof.engine.mesh import Local, Share, check_collectives, find_share, run_sharded
 from pegprof.engine.options import OptionArgs, Options, takes_options
 from pegprof.engine.plan import Plan
 from pegprof.engine.planner import find_sites, plan_sites
@@ -54,6 +55,14 @@ def grad_stats(
       backend: what the program will be compiled for, if that is not the backend that is here.
       plan: a plan to follow, from ``make_plan`` for the same loss, shapes and statistics.
       memory_budget: bytes that the planner should stay within, by its own estimate, by running fewer at a time.
+      batch_axes: the mesh axes that the batch is sharded over, or its ``jax.NamedSharding``; None finds them, as below.
+        Whatever above counts examples or bytes is then for one device.
+
+    On a mesh every device runs its own examples, and what is kept of them is reduced once. The axes are those that the
+    batch's arrays are sharded over, where these tell: concrete arrays do, and so do explicit axes. Under ``jit`` with
+    automatic axes they do not; then the axes of the mesh in context (``jax.set_mesh``) are taken that are called
+    ``replica``, ``data``, ``batch``, ``dp`` or ``fsdp``. Inside a ``shard_map`` a device's examples are a batch of its
+    own, unless ``batch_axes`` names axes of that: then all devices along these have one batch together.
 
     Returns:
       A function of the loss's arguments that returns ``{name: tree}``: trees like the parameters, in float32 at least,
@@ -145,17 +154,25 @@ def _make_accumulate(
     accumulators = accumulators_of(stats)
 
     def accumulate(*args: Any) -> tuple[Any, Any, Accumulated]:
-        inputs, trace = _trace_varying(loss, args, options)
-        cut = find_sites(trace, accumulators)
-        if options.plan:
-            plan = check_plan(options.plan, trace, cut, stats)
-        else:  # what is merged with other batches may be undefined for this one
-            plan = plan_sites(
-                trace, cut, [dataclasses.replace(s, minimum_batch=1) for s in stats] if partial else stats
-            )
-        value, aux, summaries = _run(trace, cut, plan, accumulators, inputs)
-        count = jnp.asarray(trace.B) if partial else trace.B
-        return value, aux, Accumulated(count=count, summaries=summaries, stats=stats, tree=trace.gradients_tree)
+        share = find_share(args, options)
+        traces: list[Trace] = []
+
+        def of_device(*args: Any) -> Local:
+            inputs, trace = _trace_varying(loss, args, options)
+            check_collectives(trace.closed)
+            traces.append(trace)
+            cut = find_sites(trace, accumulators)
+            # What is merged with other batches may be undefined for this one.
+            wanted = [dataclasses.replace(s, minimum_batch=1) for s in stats] if partial or share else stats
+            plan = check_plan(options.plan, trace, cut, wanted) if options.plan else plan_sites(trace, cut, wanted)
+            return _run(trace, cut, plan, accumulators, inputs, share)
+
+        value, aux, summaries = run_sharded(share, of_device, args, options, accumulators)
+        B = traces[0].B * (share.devices if share else 1)
+        if share and not partial:
+            check_batch(B, stats, None)
+        count = jnp.asarray(B) if partial else B
+        return value, aux, Accumulated(count=count, summaries=summaries, stats=stats, tree=traces[0].gradients_tree)
 
     return accumulate
 
@@ -181,10 +198,10 @@ def _vary_all(args: Sequence[Any], axes: frozenset[str]) -> Sequence[Any]:
 
 
 def _run(
-    trace: Trace, cut: Cut, plan: Plan, accumulators: Sequence[Accumulator], args: Sequence[Any]
-) -> tuple[Any, Any, list[list[Summary]]]:
+    trace: Trace, cut: Cut, plan: Plan, accumulators: Sequence[Accumulator], args: Sequence[Any], share: Share | None
+) -> Local:
     """The mean value, the aux of all examples and the summaries of each parameter's gradients."""
-    inputs = trace.inputs(args)
+    inputs = trace.inputs(args, share)
     examples = [x for x, own in zip(inputs, trace.depends, strict=True) if own]
     # The value, the aux and the parameters, each with what is kept of it over chunks of examples.
     kinds = [MEAN, *[PerExample()] * trace.num_aux, *list(accumulators) * len(trace.names)]
@@ -201,7 +218,7 @@ def _run(
         axes = [0 if own else None for own in trace.depends]
         out_axes = (0, 0, [[0 if a.per_example else None for a in accumulators] for _ in trace.names])
         batched = jax.vmap(lambda index, inputs: outputs_of(index, inputs, n), (0, axes), out_axes, axis_size=n)
-        losses, aux, summaries = batched(_numbered(n, examples), with_examples(examples))
+        losses, aux, summaries = batched(jnp.arange(n), with_examples(examples))
         return [jnp.mean(losses), *aux, *itertools.chain(*summaries)]
 
     def of_one(examples: list[Any], n: int) -> list[Summary]:
@@ -218,12 +235,6 @@ def _run(
     k = len(accumulators)
     summaries = [flat[i * k : (i + 1) * k] for i in range(len(trace.names))]
     return loss, jax.tree.unflatten(trace.aux_tree, aux), summaries
-
-
-def _numbered(n: int, examples: Sequence[Any]) -> jax.Array:
-    """The numbers of n examples, spread over the devices as these are where a mesh has explicit axes."""
-    axes = {axis for x in examples if (axis := leading_axis(x)) is not None}
-    return jax.sharding.reshard(jnp.arange(n), jax.P(axes.pop())) if axes else jnp.arange(n)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

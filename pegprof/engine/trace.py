@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from pegprof.checking.arguments import Loss, batch_size, check_arguments, example_of, explain_failure, split_aux
 from pegprof.engine.jaxpr import ClosedJaxpr
+from pegprof.engine.mesh import Share
 from pegprof.engine.options import Options
 from pegprof.engine.passes.flatten import flatten
 from pegprof.engine.passes.squeeze import squeeze
@@ -49,12 +50,16 @@ class Trace:
         """Value, aux and gradients."""
         return outputs[0], list(outputs[1 : 1 + self.num_aux]), list(outputs[1 + self.num_aux :])
 
-    def inputs(self, args: Sequence[Any]) -> list[Any]:
-        """The inputs for all B examples: what is the example's own has a leading axis of B."""
+    def inputs(self, args: Sequence[Any], share: Share | None = None) -> list[Any]:
+        """The inputs for all B examples: what is the example's own has a leading axis of B.
+
+        A device that has a share of the batch takes the keys of its own examples, as if it had all.
+        """
         flat = []
         for argnum, arg in enumerate(args):
             if argnum == self.options.prng_argnum:
-                arg = jax.random.split(arg, self.B)
+                keys = jax.random.split(arg, self.B * (share.devices if share else 1))
+                arg = keys[share.numbers(self.B)] if share else keys
             elif argnum in self.options.batch and self.options.keep_batch_dim:
                 arg = jax.tree.map(lambda x: jnp.expand_dims(x, 1), arg)
             flat += jax.tree.leaves(arg)

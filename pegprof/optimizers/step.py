@@ -1,5 +1,6 @@
 """``train_step``: a loss and an optimizer in, one jitted step of training out."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
@@ -7,7 +8,8 @@ import jax
 import optax
 
 from pegprof.checking.arguments import Loss, batch_size
-from pegprof.engine.options import Options, TrainArgs, takes_options
+from pegprof.engine.mesh import find_share, sharding_of
+from pegprof.engine.options import BatchAxes, Options, TrainArgs, takes_options
 from pegprof.engine.run import value_and_grad_stats
 from pegprof.engine.statistics import STATISTICS, Statistic
 from pegprof.optimizers.needs import needed_statistics, own_statistics, update
@@ -21,7 +23,7 @@ def train_step(
     statistics: Sequence[Statistic] = (),
     donate: bool = False,
     **options: Unpack[TrainArgs],
-) -> Callable[..., tuple[Any, Any, Any]]:
+) -> "Step":
     """A jitted step of training that computes, by surgery, the statistics that the optimizer needs and no others.
 
     Any optax optimizer will do, with or without statistics, and within ``chain``, ``masked``, ``partition``,
@@ -43,6 +45,8 @@ def train_step(
       microbatch_size: how many examples run at a time; None lets the planner decide.
       backend: what the program will be compiled for, if that is not the backend that is here.
       memory_budget: bytes that the planner should stay within, by its own estimate.
+      batch_axes: the mesh axes that the batch is sharded over; None finds them. Parameters and state keep their
+        shardings, and what is reduced over devices is reduced once a step, however many microbatches there are.
       statistics: of one's own, which the optimizer looks up by their names. They need names of their own.
       donate: whether the new parameters and state may take the memory of the old, which are then gone.
 
@@ -61,16 +65,48 @@ def train_step(
     given = Options(**options)
     own = own_statistics(statistics)
 
-    def step(params: Any, state: Any, *args: Any) -> tuple[Any, Any, Any]:
+    def step(batch_axes: BatchAxes, params: Any, state: Any, *args: Any) -> tuple[Any, Any, Any]:
         B = batch_size((params, *args), given.of((params, *args)))
         needed = needed_statistics(opt, params, statistics=statistics, batch_size=B)
-        value_and_stats = value_and_grad_stats(
-            loss,
-            [own.get(name) or STATISTICS[name] for name in needed],
-            **options,
-        )
+        how: TrainArgs = {**options, "batch_axes": batch_axes}
+        value_and_stats = value_and_grad_stats(loss, [own.get(name) or STATISTICS[name] for name in needed], **how)
         value, stats = value_and_stats(params, *args)
         updates, state = update(opt, stats, state, params, value=value[0] if given.has_aux else value)
         return optax.apply_updates(params, updates), state, value
 
-    return jax.jit(step, donate_argnums=(0, 1) if donate else ())
+    return Step(step=step, options=given, donate=donate)
+
+
+class Step:
+    """What ``train_step`` returns: a function that is jitted anew for each way in which its arrays are sharded.
+
+    Under ``jit`` an array does not tell how it is sharded. So that is read from the arrays of each call, before.
+    """
+
+    def __init__(self, *, step: Callable[..., Any], options: Options, donate: bool):
+        self._options = options
+
+        @functools.cache
+        def jitted(batch_axes: BatchAxes, shardings: tuple[Any, ...], tree: Any) -> Any:
+            kept = (*jax.tree.unflatten(tree, shardings), None) if any(shardings) else None
+            return jax.jit(
+                functools.partial(step, batch_axes), out_shardings=kept, donate_argnums=(0, 1) if donate else ()
+            )
+
+        self._jitted = jitted
+
+    def __call__(self, params: Any, state: Any, *args: Any) -> tuple[Any, Any, Any]:
+        return self._jitted(*self._layout(params, state, args))(params, state, *args)
+
+    def lower(self, params: Any, state: Any, *args: Any) -> Any:
+        """As for a function that ``jax.jit`` returns."""
+        return self._jitted(*self._layout(params, state, args)).lower(params, state, *args)
+
+    def _layout(self, params: Any, state: Any, args: Sequence[Any]) -> tuple[BatchAxes, tuple[Any, ...], Any]:
+        """How the batch is sharded, and the parameters and the state, which stay as they are."""
+        leaves, tree = jax.tree.flatten((params, state))
+        share = find_share((params, *args), self._options)
+        if share is None or share.manual:
+            return self._options.batch_axes, (None,) * len(leaves), tree
+        batch_axes = share.axes if share.mesh is None else jax.NamedSharding(share.mesh, jax.P(share.axes))
+        return batch_axes, tuple(map(sharding_of, leaves)), tree

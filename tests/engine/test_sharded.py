@@ -1,29 +1,42 @@
-"""Inside a user's own ``shard_map`` each device has the statistics of its own examples, whatever ``check_vma`` is."""
+"""On eight devices a sharded batch has the statistics that it has on one. Processes of their own do the work."""
 
 import subprocess
 import sys
 
+import pytest
+
+from tests.programs import PROGRAMS
 from tests.waiting import LIMIT_S
 
-PROGRAMS = [
-    "mlp_regression",
-    "transformer_block",
-    "tied_embedding",
-    "embedding_lookup",
-    "convolution_2d_grouped",
-    "scanned_layers_rematerialised",
-    "scanned_layers_with_a_regulariser",
-    "cond_with_a_predicate_that_differs",
-    "gru_with_a_learned_initial_state",
-    "dropout_with_typed_keys_in_the_batch",
-    "regulariser_without_the_batch",
-]
+SETTINGS = ("automatic", "fsdp", "explicit", "shard_map that checks", "one at a time", "explicit fsdp", "shard_map")
+PARTS = 8
+OFTEN = ["mlp_regression", "transformer_block", "tied_embedding", "scanned_layers_rematerialised"]
 
 
-def test_eight_devices_have_together_the_statistics_of_the_whole_batch():
-    command = [sys.executable, "-m", "tests.engine.sharded", *PROGRAMS]
+def check(cases):
+    command = [sys.executable, "-m", "tests.engine.sharded", *cases]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("agrees") == 4 * len(PROGRAMS) + 2
-    assert "explicit axes: agrees" in done.stdout
-    assert "kernels: agrees" in done.stdout
+    assert done.stdout.count(": agrees") == len(cases)
+
+
+@pytest.mark.parametrize("what", ["collectives", "kernels", "keys", "refusals", "training"])
+def test_on_a_mesh_this_holds(what):
+    check([what])
+
+
+@pytest.mark.parametrize("name", OFTEN)
+def test_statistics_of_a_sharded_batch_are_those_of_the_whole(name):
+    check([f"{setting}:{name}" for setting in SETTINGS])
+
+
+def test_parameters_may_be_sharded_over_a_model_axis():
+    check([f"model:{name}" for name in PROGRAMS if "transformer" in name or "mlp" in name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_program_is_right_on_a_mesh(part):
+    """Each in one of the settings; ``python -m tests.engine.sharded --everything`` runs it in all."""
+    cases = [f"{SETTINGS[i % len(SETTINGS)]}:{name}" for i, name in enumerate(PROGRAMS)]
+    check(cases[part::PARTS])

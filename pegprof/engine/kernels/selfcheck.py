@@ -4,7 +4,6 @@ Nobody who wrote these kernels had such a device. So the first plan in a process
 on small numbers. A kernel that does not compile, or is off, takes all kernels out of the plan, with a remark.
 """
 
-import concurrent.futures
 import functools
 import warnings
 from typing import Any
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pegprof.engine.accumulators import CENTRED, MEAN, SQUARE, SQUARE_NORM
+from pegprof.engine.jaxpr import outside_trace
 from pegprof.engine.kernels import switch
 from pegprof.engine.kernels.backends import Backend, backend_of
 from pegprof.engine.kernels.base import Operand
@@ -40,13 +40,10 @@ def trusted_chip(backend: str) -> tuple[Chip | None, tuple[str, ...]]:
 
 @functools.cache
 def find_fault(chip: Chip, interpret: bool, backend: Backend) -> str:
-    """What is wrong with the kernels of a chip, or "" if nothing is.
-
-    A plan is often made while something is being traced. A thread of its own is not part of that trace.
-    """
-    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
-        faults = thread.map(lambda dtype: _check(chip, interpret, backend, dtype), (jnp.float32, jnp.bfloat16))
-        return next((fault for fault in faults if fault), "")
+    """What is wrong with the kernels of a chip, or "" if nothing is. A plan is often made while tracing."""
+    dtypes = (jnp.float32, jnp.bfloat16)
+    faults = outside_trace(lambda: [_check(chip, interpret, backend, dtype) for dtype in dtypes])
+    return next((fault for fault in faults if fault), "")
 
 
 def _check(chip: Chip, interpret: bool, backend: Backend, dtype: Any) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 from pegprof.engine.accumulators import Accumulator, Centred, Moment, Spread, SquareNorm
 from pegprof.engine.costs import Cost, frontier_bytes, gradient_bytes
 from pegprof.engine.dtypes import widen
-from pegprof.engine.jaxpr import Atom, JaxprEqn, size_of
+from pegprof.engine.jaxpr import Atom, JaxprEqn, outside_trace, size_of
 from pegprof.engine.rules.base import Rule
 from pegprof.engine.sites import Site
 from pegprof.engine.stages import Accumulators, Frontier, Summaries
@@ -129,9 +129,8 @@ def at_zero(moment: Moment, dtype: Any) -> jax.Array | None:
     """phi(0), as [1, 1]; None if it is known to be zero."""
     zero = np.zeros((1, 1), dtype)
     try:
-        with jax.ensure_compile_time_eval():
-            if bool(moment.phi(jnp.asarray(zero)) == 0):
-                return None
+        if outside_trace(lambda: bool(moment.phi(jnp.asarray(zero)) == 0)):
+            return None
     except TypeError:  # it depends on what is being traced
         pass
     return moment.phi(jnp.asarray(zero))

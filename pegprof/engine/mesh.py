@@ -1,0 +1,268 @@
+"""Statistics of a batch that is sharded over a mesh: every device runs its own examples, then summaries are merged.
+
+The engine runs inside a ``jax.shard_map`` over the axes that the batch is sharded over. So its loops, chunks and
+microbatches stay within a device, and what crosses devices is one reduction of the accumulators at the end. The other
+axes of the mesh, along which parameters may be sharded, are left to XLA.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pegprof.checking.arguments import batch_size
+from pegprof.engine.accumulators import Accumulator, Summary
+from pegprof.engine.jaxpr import (
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    collective_axes,
+    explicit_sharding,
+    source_line,
+    sub_jaxprs,
+)
+from pegprof.engine.options import Options
+from pegprof.errors import PegprofError, nearest
+
+DATA_AXES = ("replica", "data", "batch", "dp", "fsdp")
+"""Under ``jit`` an array does not tell how it is sharded. Then axes of the mesh with these names are the batch's."""
+
+Local = tuple[Any, Any, list[list[Summary]]]  # mean value, aux of all examples, summaries of each parameter
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Share:
+    """The part of a sharded batch that one device has.
+
+    Args:
+      axes: of the mesh, that the batch's leading axis is sharded over, major first.
+      devices: along these axes: into how many parts the batch is cut.
+      mesh: a ``Mesh``; None if it is the one in context.
+      manual: whether the caller is itself inside a ``shard_map`` over these axes.
+    """
+
+    axes: tuple[str, ...]
+    devices: int
+    mesh: Any = None
+    manual: bool = False
+
+    def of(self, B: int) -> int:
+        """How many of B examples a device has."""
+        if self.manual:
+            return B
+        if B % self.devices:
+            raise PegprofError(
+                f"a batch of {B} examples cannot be sharded over {_axes(self.axes)}: "
+                f"their {self.devices} devices do not divide it",
+                hint=f"choose a batch that is a multiple of {self.devices}",
+            )
+        return B // self.devices
+
+    def numbers(self, count: int) -> jax.Array:
+        """The numbers of this device's ``count`` examples in the whole batch; for the inside of the ``shard_map``."""
+        return jax.lax.axis_index(self.axes) * count + jnp.arange(count)
+
+
+def _axes(axes: Sequence[str]) -> str:
+    return f"the mesh axis {axes[0]}" if len(axes) == 1 else f"the mesh axes {', '.join(axes)}"
+
+
+def find_share(args: Sequence[Any], options: Options) -> Share | None:
+    """How the batch is sharded: as ``batch_axes`` says, or as its arrays do; None if it is not."""
+    named = options.batch_axes
+    context = jax.sharding.get_abstract_mesh()
+    mesh = context if not context.empty else named.mesh if isinstance(named, jax.NamedSharding) else _mesh_of(args)
+    if mesh is None:
+        if named is None:
+            return None
+        raise PegprofError(
+            f"batch_axes={named!r}, but there is no mesh",
+            hint="call it under jax.set_mesh(mesh), with arrays that are sharded, or with a jax.NamedSharding",
+        )
+    manual = frozenset(context.manual_axes)
+    if named is None:
+        leaves = jax.tree.leaves([args[i] for i in options.of(args).batch])
+        axes = _find_axes(leaves, mesh, is_inside=bool(manual))
+    else:
+        axes = _leading(named) if isinstance(named, jax.NamedSharding) else _as_tuple(named)
+    for axis in axes:
+        if axis not in mesh.axis_names:
+            listed = f"the mesh has {', '.join(mesh.axis_names)}"
+            raise PegprofError(f"unknown mesh axis {axis!r}: {listed}", hint=nearest(axis, mesh.axis_names) or listed)
+    devices = math.prod(mesh.shape[axis] for axis in axes)
+    inside = manual.intersection(axes)
+    if inside and len(inside) < len(axes):
+        raise PegprofError(
+            f"of the batch axes {', '.join(axes)} only {', '.join(sorted(inside))} are axes of the shard_map around",
+            hint="name axes of the shard_map alone, or call it outside",
+        )
+    if not axes or (devices == 1 and not inside):
+        return None
+    return Share(axes=axes, devices=devices, mesh=mesh if context.empty else None, manual=bool(inside))
+
+
+def _leading(sharding: jax.NamedSharding) -> tuple[str, ...]:
+    """The axes that the leading axis of an array is sharded over."""
+    return _as_tuple(sharding.spec[0]) if len(sharding.spec) and sharding.spec[0] else ()
+
+
+def _as_tuple(axes: Any) -> tuple[str, ...]:
+    return (axes,) if isinstance(axes, str) else tuple(axes)
+
+
+def _mesh_of(args: Sequence[Any]) -> Any:
+    """The mesh that some argument lies on: a concrete one, or one whose type has explicit axes."""
+    meshes = (sharding.mesh for x in jax.tree.leaves(args) if (sharding := sharding_of(x)) is not None)
+    return next((mesh for mesh in meshes if mesh.size > 1), None)
+
+
+def sharding_of(x: Any) -> jax.NamedSharding | None:
+    """How an argument is sharded, if it tells: under ``jit`` its type does where a mesh has explicit axes."""
+    sharding = explicit_sharding(x) if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
+    return sharding if isinstance(sharding, jax.NamedSharding) else None
+
+
+def _find_axes(leaves: Sequence[Any], mesh: Any, *, is_inside: bool) -> tuple[str, ...]:
+    """The axes of the batch: as its arrays are sharded, or, where these do not tell, by the names of the mesh's axes.
+
+    Inside a ``shard_map`` of the caller's the examples are its device's own.
+    """
+    for x in leaves:
+        sharding = sharding_of(x)
+        if sharding is not None and (axes := _leading(sharding)):
+            return axes
+    if is_inside or not all(isinstance(x, jax.core.Tracer) for x in leaves):
+        return ()
+    B, *_ = (*jnp.shape(leaves[0]), 1) if leaves else (1,)  # a batch without examples is refused later, in words
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    axes = ()
+    for axis in (a for a in DATA_AXES if kinds.get(a) is jax.sharding.AxisType.Auto):
+        if B % math.prod(mesh.shape[a] for a in (*axes, axis)) == 0:
+            axes += (axis,)
+    return axes
+
+
+def run_sharded(
+    share: Share | None,
+    of_device: Callable[..., Local],
+    args: Sequence[Any],
+    options: Options,
+    accumulators: Sequence[Accumulator],
+) -> Local:
+    """``of_device`` on every device's own examples, with summaries of the whole batch."""
+    if share is None:
+        return of_device(*args)
+    options = options.of(args)
+
+    def merged(*args: Any) -> Local:
+        value, aux, summaries = of_device(*args)
+        count = batch_size(args, options)
+        across = [
+            [a.merge_across(x, count, share.axes) for a, x in zip(accumulators, of_one, strict=True)]
+            for of_one in summaries
+        ]
+        return jax.lax.pmean(value, share.axes), aux, across
+
+    if share.manual:
+        return merged(*args)
+    share.of(batch_size(args, options))  # an uneven batch is refused in words
+    own, whole = jax.P(share.axes), jax.P()
+    kept = [own if a.per_example else whole for a in accumulators]
+    params = jax.tree.leaves([args[i] for i in options.params])
+    sharded = jax.shard_map(
+        merged,
+        mesh=share.mesh,
+        in_specs=tuple(own if i in options.batch else whole for i in range(len(args))),
+        out_specs=(whole, own, [kept] * len(params)),
+        axis_names=set(share.axes),
+        check_vma=False,  # nothing is added up over devices but what is merged here
+    )
+
+    @jax.jit  # without it, a shard_map over some axes of a mesh takes no arrays that are sharded over the others
+    def placed(*args: Any) -> Local:
+        value, aux, summaries = sharded(*_as_taken(share, args, options))
+        return value, aux, [_like_parameter(x, w, accumulators) for x, w in zip(summaries, params, strict=True)]
+
+    return placed(*args)
+
+
+def on_one_device(share: Share, fn: Callable[..., Any], args: Sequence[Any], options: Options) -> Any:
+    """What ``fn`` returns for the arguments of one device; it is traced, and may return anything."""
+    if share.manual:
+        return fn(*args)
+    options = options.of(args)
+    share.of(batch_size(args, options))
+    found: list[Any] = []
+
+    def trace(*args: Any) -> None:
+        found.append(fn(*args))
+
+    own, whole = jax.P(share.axes), jax.P()
+    in_specs = tuple(own if i in options.batch else whole for i in range(len(args)))
+    axes = set(share.axes)
+    sharded = jax.shard_map(trace, mesh=share.mesh, in_specs=in_specs, out_specs=None, axis_names=axes, check_vma=False)
+    jax.eval_shape(lambda *args: sharded(*_as_taken(share, args, options)), *args)
+    return found[0]
+
+
+def automatic_axes() -> tuple[str, ...]:
+    """The axes of the mesh in context over which XLA shards what runs here."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return tuple(a for a in mesh.axis_names if a not in mesh.manual_axes and mesh.shape[a] > 1)
+
+
+def check_collectives(closed: ClosedJaxpr) -> None:
+    """Refuse a loss that combines what the devices of a ``shard_map`` have.
+
+    A device then has a part of an example's gradient, and a square of a part is no part of the square.
+    """
+    manual = frozenset(jax.sharding.get_abstract_mesh().manual_axes)
+    for eqn in _equations(closed.jaxpr) if manual else ():
+        if axes := collective_axes(eqn) & manual:
+            raise PegprofError(
+                f"the loss combines what devices have along {_axes(sorted(axes))}: {eqn.primitive.name} "
+                f"({source_line(eqn)}). Each device would have a part of an example's gradient",
+                hint="leave that axis to XLA: shard_map(..., axis_names=...) with the axes of the batch alone",
+            )
+
+
+def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in sub_jaxprs(eqn):
+            yield from _equations(inner)
+
+
+def _as_taken(share: Share, args: Sequence[Any], options: Options) -> list[Any]:
+    """The arguments as the ``shard_map`` takes them. Where axes are explicit they must lie so; else XLA moves them."""
+
+    def moved(x: Any, *, is_batch: bool) -> Any:
+        sharding = explicit_sharding(x)
+        if sharding is None or not any(sharding.spec):
+            return x
+        others = [_drop(entry, share.axes) for entry in sharding.spec]
+        wanted = jax.P(share.axes, *others[1:]) if is_batch else jax.P(*others)
+        return jax.sharding.reshard(x, jax.NamedSharding(sharding.mesh, wanted)) if wanted != sharding.spec else x
+
+    return [jax.tree.map(lambda x, i=i: moved(x, is_batch=i in options.batch), arg) for i, arg in enumerate(args)]
+
+
+def _drop(entry: Any, axes: Sequence[str]) -> Any:
+    """An entry of a spec without some axes."""
+    kept = tuple(a for a in _as_tuple(entry or ()) if a not in axes)
+    return kept if len(kept) > 1 else next(iter(kept), None)
+
+
+def _like_parameter(summaries: Sequence[Summary], parameter: Any, accumulators: Sequence[Accumulator]) -> list[Summary]:
+    """Summaries sharded as their parameter is, as far as that is known; XLA then scatters what it reduces."""
+    explicit, sharding = explicit_sharding(parameter), sharding_of(parameter)
+
+    def place(x: jax.Array) -> jax.Array:
+        if explicit is not None:
+            return jax.sharding.reshard(x, explicit)
+        return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
+
+    return [jax.tree.map(place, x) if a.entrywise else x for a, x in zip(accumulators, summaries, strict=True)]
