@@ -101,6 +101,10 @@ Targets = Annotated[
     str | None,
     typer.Option("--target", metavar="NAME[,NAME]...", help="Compile for these devices (see targets); else this one."),
 ]
+Mesh = Annotated[
+    str | None,
+    typer.Option(metavar="data=16,fsdp=4", help="The mesh of a slice (--target tpu-v5p:4x4x4); else all along data."),
+]
 NoCache = Annotated[
     bool, typer.Option("--no-cache", help="Compile again for devices that are not here, whatever is known.")
 ]
@@ -118,6 +122,7 @@ def run(
     seq_len: SeqLen = None,
     dtype: Dtype = None,
     target: Targets = None,
+    mesh: Mesh = None,
     methods: Methods = "grad,vmap,microbatch,surgery",
     stats: Stats = None,
     step: Step = None,
@@ -174,6 +179,7 @@ def run(
         targets=arguments.parse_targets(target),
         cache=not no_cache,
         kernels=not no_kernels,
+        mesh=arguments.parse_mesh(mesh),
     )
     with progress.listen(quiet=quiet) as talk:
         chosen = measure.find_targets(settings, talk=talk)
@@ -217,6 +223,7 @@ def fit(
     option: Set = None,
     seq_len: SeqLen = None,
     dtype: Dtype = None,
+    mesh: Mesh = None,
     methods: Methods = "grad,vmap,microbatch,surgery",
     stats: Stats = None,
     step: Step = None,
@@ -258,9 +265,12 @@ def fit(
         targets=arguments.parse_one_target(target),
         cache=not no_cache,
         kernels=not no_kernels,
+        mesh=arguments.parse_mesh(mesh),
     )
     with progress.listen(quiet=quiet) as talk:
         (chosen,) = measure.find_targets(settings, talk=talk)
+        if batch is None:
+            settings, most = fitting.start_at_multiple(settings, chosen, most=most)
         exports = output.choose_exports(
             {"csv": export_csv}, no_csv=no_csv, default_csv=output.fit_csv_path(settings, chosen.name)
         )
@@ -293,6 +303,7 @@ def inspect(
     target: Annotated[
         str | None, typer.Option(metavar="NAME[,NAME]...", help="Plan for these devices (see targets); else this one.")
     ] = None,
+    mesh: Mesh = None,
     stats: Stats = None,
     memory_limit: Annotated[str | None, typer.Option(metavar="20GiB", help="Plan for less than is free.")] = None,
     no_kernels: NoKernels = False,
@@ -315,6 +326,7 @@ def inspect(
         memory_limit_bytes=None if memory_limit is None else units.parse_bytes(memory_limit),
         targets=arguments.parse_targets(target),
         kernels=not no_kernels,
+        mesh=arguments.parse_mesh(mesh),
     )
     with progress.listen(quiet=quiet) as talk:
         found = inspection.inspect_model(settings, talk=talk, debug=debug)

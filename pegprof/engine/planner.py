@@ -112,11 +112,19 @@ def plan_sites(trace: Trace, cut: Cut, stats: Sequence[Statistic]) -> Plan:
     backend = resolve_backend(options.backend)
     accumulators = accumulators_of(stats)
     chip, remarks = trusted_chip(backend)
-    if chip and (axes := automatic_axes()):
+    axes = automatic_axes()
+    if chip and axes:
         chip, remarks = None, (f"no fused kernels: XLA cannot shard them over the mesh axes {', '.join(axes)}",)
     body, rates = body_of(cut), rates_of(backend)
     planner = _Planner(
-        trace=trace, cut=cut, accumulators=accumulators, backend=backend, rates=rates, chip=chip, body=body
+        trace=trace,
+        cut=cut,
+        accumulators=accumulators,
+        backend=backend,
+        rates=rates,
+        chip=chip,
+        body=body,
+        is_sharded=bool(axes),
     )
     reason = unbatchable(trace)
     if reason:
@@ -186,6 +194,7 @@ class _Planner:
     rates: Rates
     chip: Chip | None  # whose kernels may be used
     body: Body
+    is_sharded: bool  # whether XLA shards the program over axes of a mesh
 
     def plan_at(self, examples: int) -> tuple[PlanRow, ...]:
         """The rows for some examples at a time, in the order of the parameters."""
@@ -201,6 +210,8 @@ class _Planner:
     def plan_site(self, site: Site, examples: int) -> list[PlanRow]:
         """The rows of the parameters whose gradients are formed at a site."""
         chunk = max(1, min(examples, int(self.room_at(site, examples) // max(1, gradient_bytes(site.tail)))))
+        if self.is_sharded:
+            chunk = examples
         best, *_ = candidates = self.candidates(site, examples, chunk)
         contraction, rank = describe_contraction(site.tail, site.formed_by)
         unknown = None if best.strategy in RULES else site.unknown
@@ -239,6 +250,8 @@ class _Planner:
     def candidates(self, site: Site, examples: int, chunk: int) -> tuple[Candidate, ...]:
         """The strategies that fit, the one to take first, then the cheapest."""
         fitting = [s for s in strategies().values() if s.covers(site, self.accumulators, self.chip)]
+        if self.is_sharded:  # in a loop over examples XLA would send a part of each gradient from device to device
+            fitting = [s for s in fitting if not s.loops]
         if self.backend != "cpu":  # a CPU runs fewer examples at a time instead
             fitting = [s for s in fitting if s.frees_memory] or fitting
         costs = {s.name: self.cost_of(s, site, examples, chunk) for s in fitting}

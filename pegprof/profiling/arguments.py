@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from pegprof.errors import PegprofError
+from pegprof.profiling import meshes
 from pegprof.profiling.steps import choose_stats
 
 T = TypeVar("T")
@@ -44,6 +45,14 @@ def parse_one_target(text: str | None) -> tuple[str, ...]:
     if len(names) > 1:
         raise PegprofError(f"fit takes one target, and {text} are {len(names)}", hint="ask about one after the other")
     return names
+
+
+def parse_mesh(text: str | None) -> dict[str, int]:
+    """
+    >>> parse_mesh("data=16,fsdp=4"), parse_mesh(None)
+    ({'data': 16, 'fsdp': 4}, {})
+    """
+    return {} if text is None else meshes.parse_mesh(text)
 
 
 def parse_stats(text: str | None, step: str | None = None) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import dataclasses
 import tempfile
 import threading
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegprof.errors import ExitCode, PegprofError
@@ -37,6 +38,7 @@ class Compiled:
     available_bytes: int | None = None
     second_try: bool = False  # the compiler failed, and did not without something
     from_cache: bool = False
+    collectives: Sequence[Mapping[str, Any]] = ()  # on a mesh
 
     @property
     def assigned_bytes(self) -> int | None:

@@ -17,6 +17,7 @@ import pegprof
 from pegprof.engine.trace import parameter_names
 from pegprof.profiling import agreement, exchange, jobs, memory, methods
 from pegprof.profiling.child import Reporter
+from pegprof.profiling.elsewhere import Place
 from pegprof.profiling.jobs import Request
 from pegprof.profiling.programs import Program, make_program
 
@@ -77,12 +78,13 @@ class Bench:
     def prepare(self, request: Request, reporter: Reporter) -> None:
         """Compiles a method for a batch size: reports XLA's bytes, and the time that it took."""
         problem, method = jobs.load(request), methods.METHODS[request["method"]]
-        options = jobs.method_options(request, problem)
+        place = Place(None, request.get("mesh"))
+        options = jobs.options_at(place, request, problem)
         self._programs.pop(method.name, None)
         start_s = time.perf_counter()
         program = make_program(method, problem, options)
         arguments = program.abstract_arguments(problem, request["batch"])
-        compiled = program.jit().lower(*arguments).compile()
+        compiled = program.jit(place, arguments).lower(*place.put_all(arguments)).compile()
         structure = jax.tree.structure(arguments)
         self._programs[method.name] = Ready(program=program, compiled=compiled, structure=structure)
         reporter.update(compile_s=time.perf_counter() - start_s, **jobs.memory_bytes(compiled))
@@ -92,14 +94,15 @@ class Bench:
 
         The parameters are read once; before the first of a method's steps they are read again, and its state is made.
         """
-        problem, where = jobs.load(request), request["arguments"]
+        problem, where, place = jobs.load(request), request["arguments"], Place(None, request.get("mesh"))
         program = self._programs[request["method"]].program
         self._batch = None
         if program.optimizer or not self._held:
             self._held = ()
             params = _load(request["file"], where["params"], problem.abstract_params())
-            self._held = jax.block_until_ready(program.start(params))
-        self._batch = _load(request["file"], where["batch"], problem.abstract_batch(2), first=request["batch"])
+            self._held = jax.block_until_ready(place.lay(program.start(params)))
+        batch = _load(request["file"], where["batch"], problem.abstract_batch(2), first=request["batch"])
+        self._batch = jax.block_until_ready(place.lay_batch(batch))
 
     def unload(self, request: Request, reporter: Reporter) -> None:
         """Gives the arguments up, and their memory back, until they are loaded again."""

@@ -18,7 +18,7 @@ from pegprof.profiling.environment import version_of
 
 FORMAT = 1  # grows when the answers change their meaning
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
-NUMBERS = {"peak_bytes", "argument_bytes", "output_bytes", "temp_bytes", "alias_bytes", "available_bytes"}
+NUMBERS = {"flops", "peak_bytes", "argument_bytes", "output_bytes", "temp_bytes", "alias_bytes", "available_bytes"}
 TRUTHS = {"refused", "second_try"}
 
 
@@ -72,5 +72,6 @@ def _makes_sense(answer: Any) -> bool:
         and isinstance(answer.get("compile_s"), float)
         and all(isinstance(answer.get(name, False), bool) for name in TRUTHS)
         and all(isinstance(value, int) for name, value in answer.items() if name in NUMBERS)
-        and answer.keys() <= NUMBERS | TRUTHS | {"compile_s"}
+        and all(isinstance(each, dict) for each in answer.get("collectives", ()))
+        and answer.keys() <= NUMBERS | TRUTHS | {"compile_s", "collectives"}
     )

@@ -5,10 +5,11 @@ entry of ``DEVICES``. Nothing here imports jax.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from pegprof.errors import ExitCode, PegprofError
+from pegprof.errors import ExitCode, PegprofError, nearest
 from pegprof.profiling.compilers import CUDA, TPU, Compiler, why_not
 
 GIB = 2**30
@@ -25,6 +26,7 @@ class Device:
       memory_bytes: what programs can have of it.
       topology: the arguments of ``jax.experimental.topologies.get_topology_desc``.
       environment: of a process that compiles for it.
+      count: how many of them there are; more than one are a slice.
     """
 
     name: str
@@ -33,6 +35,12 @@ class Device:
     memory_bytes: int
     topology: Mapping[str, Any]
     environment: Mapping[str, str]
+    count: int = 1
+
+    @property
+    def kind(self) -> str:
+        """The name of one of them."""
+        return self.name.partition(":")[0]
 
 
 def _tpu(name: str, title: str, *, usable_gib: float, topology: str, accelerator: str, **more: Any) -> Device:
@@ -219,6 +227,54 @@ DEVICES: dict[str, Device] = {
         _gpu("b200", "NVIDIA B200", gpu=_B200),
     )
 }
+
+
+def one_of(name: str | None) -> str | None:
+    """The name of one device of a slice.
+
+    >>> one_of("tpu-v5e:4x4")
+    'tpu-v5e'
+    """
+    return name and name.partition(":")[0]
+
+
+def find_device(name: str) -> Device:
+    """A device of the table, or a slice of them: ``tpu-v5p:4x4x4`` chips, ``h100:8`` in a node, ``h100:4x8`` in four.
+
+    Raises:
+      PegprofError: there is no such device, or it does not come in such slices.
+
+    >>> find_device("tpu-v5e:4x4").count
+    16
+    """
+    kind, _, shape = name.partition(":")
+    if kind not in DEVICES:
+        raise PegprofError(f"unknown target {name!r}", hint=nearest(kind, DEVICES))
+    device = DEVICES[kind]
+    return _slice_of(device, shape) if shape else device
+
+
+def _slice_of(device: Device, shape: str) -> Device:
+    sizes = [int(n) if n.isdecimal() else 0 for n in shape.split("x")]
+    whole = str(device.topology["topology_name" if device.compiler is TPU else "topology"]).rpartition(":")[2]
+    least = [int(n) for n in whole.split("x")]
+    lengths = (len(least),) if device.compiler is TPU else (1, 2)
+    if len(sizes) not in lengths or 0 in sizes:
+        example = "x".join(str(2 * n) for n in least) if device.compiler is TPU else "8, or 4x8 for four nodes of eight"
+        raise PegprofError(f"{device.kind}:{shape} is no slice", hint=f"write {device.kind}:{example}")
+    if device.compiler is TPU:
+        if any(n % m for n, m in zip(sizes, least, strict=True)):
+            what = f"{device.kind}:{shape} is no whole number of hosts, which have {whole} chips"
+            raise PegprofError(what, hint=f"each side must be a multiple: {device.kind}:{whole} is the smallest")
+        prefix = str(device.topology["topology_name"]).partition(":")[0]
+        topology = {**device.topology, "topology_name": f"{prefix}:{shape}"}
+    else:
+        nodes, each = (1, *sizes)[-2:]
+        topology = {**device.topology, "topology": f"1x{nodes}x{each}"}
+    count = math.prod(sizes)
+    return dataclasses.replace(
+        device, name=f"{device.kind}:{shape}", title=f"{count} × {device.title}", topology=topology, count=count
+    )
 
 
 def require_compiler(device: Device) -> None:

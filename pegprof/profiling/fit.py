@@ -7,6 +7,7 @@ whoever has waited long enough keeps it.
 
 import contextlib
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from pegprof.errors import ExitCode, PegprofError
 from pegprof.profiling.asking import LIMIT_S, Compiled
 from pegprof.profiling.edge import Edge, Try, find_edge
 from pegprof.profiling.measure import Save, Session
+from pegprof.profiling.meshes import shares_of
 from pegprof.profiling.progress import Talk
 from pegprof.profiling.result import Result, Settings
 from pegprof.profiling.targets import Target
@@ -83,6 +85,13 @@ class Fit:
         """The methods that the time limit came before."""
         compiled = {row.method for row in self.result.rows}
         return [method for method in self.result.settings.methods if method not in compiled]
+
+
+def start_at_multiple(settings: Settings, target: Target, *, most: int) -> tuple[Settings, int]:
+    """Settings whose batch, where the search begins, is one that a mesh divides; and the largest such of interest."""
+    shares = shares_of(target.mesh)
+    start = max(settings.batches[0] // shares, 1) * shares
+    return dataclasses.replace(settings, batches=(start,)), max(most // shares, 1) * shares
 
 
 def check_fit(settings: Settings, target: Target, *, talk: Talk, save: Save, debug: bool = False) -> Fit:
@@ -154,6 +163,7 @@ class _Search:
 
     def __init__(self, session: Session, target: Target, method: str, *, most: int, saving: threading.Lock):
         self.session, self.target, self.method, self.most, self.saving = session, target, method, most, saving
+        self.shares = shares_of(target.mesh)
         self.start = min(session.settings.batches[0], most)
         self.capacity_bytes = session.capacity_bytes[target.name] or 0
 
@@ -170,13 +180,19 @@ class _Search:
                 capacity_bytes=self.capacity_bytes,
                 # With a size that is fixed needs hardly grow: then the largest batch of interest is as good as any.
                 starts=(self.start,) if size is None else (self.start, self.most) if first else (self.most,),
-                step=size or 1,
-                least=self.session.facts.smallest_batch,
+                step=self._step(size),
+                least=max(self.session.facts.smallest_batch, self.shares),
                 most=self.most,
             )
         except _NoAnswer as failure:
             return Answer(method=self.method, failure=str(failure))
-        return Answer(method=self.method, edge=edge, step=size or 1, microbatch_size=size)
+        return Answer(method=self.method, edge=edge, step=self._step(size), microbatch_size=size)
+
+    def _step(self, size: int | None) -> int:
+        """What batches are multiples of. On a mesh surgery takes so many at a time on each device."""
+        if self.method == "surgery":
+            return self.shares * (size or 1)
+        return math.lcm(self.shares, size or 1)
 
     def _try(self, batch: int, size: int | None, first: Compiled | None) -> Try | None:
         known = first if batch == self.start else None

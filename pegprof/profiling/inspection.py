@@ -9,11 +9,12 @@ from pegprof.errors import ExitCode, PegprofError
 from pegprof.profiling import records
 from pegprof.profiling.asking import find_host
 from pegprof.profiling.layers import name_together
+from pegprof.profiling.meshes import check_batch
 from pegprof.profiling.process import ChildFailure, run_child
 from pegprof.profiling.progress import Talk
 from pegprof.profiling.result import Settings
 from pegprof.profiling.tables import WIDTH, Column, make_console, name_of, print_table, print_words, text_of
-from pegprof.profiling.targets import Target, choose_target, cpu_target, free_host_bytes
+from pegprof.profiling.targets import Target, arrange, choose_target, cpu_target, free_host_bytes
 from pegprof.profiling.units import UNKNOWN, format_bytes, format_count
 
 SCHEMA = 2
@@ -61,7 +62,10 @@ def inspect_model(settings: Settings, *, talk: Talk, debug: bool = False) -> lis
     memory alone.
     """
     host = find_host(talk)
-    targets = [choose_target(name, host) for name in settings.targets] or [host]
+    named = [choose_target(name, host) for name in settings.targets] or [host]
+    targets = [arrange(target, settings.mesh) for target in named]
+    for target in targets:
+        check_batch(target.mesh, settings.batches[0])
     return [_inspect_for(target, settings, talk=talk, debug=debug) for target in targets]
 
 
@@ -72,6 +76,7 @@ def _inspect_for(target: Target, settings: Settings, *, talk: Talk, debug: bool)
         "methods": ["surgery"],
         "batch": settings.batches[0],
         "backend": target.backend,
+        "mesh": dict(target.mesh) or None,
         "capacity_bytes": min((limit for limit in limits if limit is not None), default=None),
     }
     talk.doing(f"tracing {settings.model}")

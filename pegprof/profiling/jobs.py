@@ -16,9 +16,11 @@ from pegprof.errors import PegprofError, first_line
 from pegprof.problem import Problem, load_problem
 from pegprof.profiling import agreement, methods, programs, records, verdict
 from pegprof.profiling.child import Reporter
+from pegprof.profiling.devices import one_of
 from pegprof.profiling.elsewhere import Place
 from pegprof.profiling.elsewhere import memory_bytes as memory_bytes
 from pegprof.profiling.environment import find_environment
+from pegprof.profiling.meshes import abstract_mesh, batch_sharding
 from pegprof.profiling.residuals import trace_residuals
 from pegprof.profiling.steps import choose_stats
 
@@ -38,7 +40,7 @@ def load(request: Request) -> Problem:
 
 def method_options(request: Request, problem: Problem) -> methods.Options:
     """What surgery's planner may use is what an optimizer's state leaves of the memory."""
-    capacity_bytes, step = request.get("capacity_bytes"), request.get("step")
+    capacity_bytes, step, mesh = request.get("capacity_bytes"), request.get("step"), request.get("mesh")
     taken_bytes = programs.state_bytes(problem, step) or 0
     return methods.Options(
         stats=resolve_stats(request["stats"]),
@@ -48,7 +50,14 @@ def method_options(request: Request, problem: Problem) -> methods.Options:
         surgery_size=request.get("surgery_size"),
         kernels=request.get("kernels", True),
         step=step,
+        batch_sharding=batch_sharding(abstract_mesh(mesh)) if mesh else None,
     )
+
+
+def options_at(place: Place, request: Request, problem: Problem) -> methods.Options:
+    """The same on the devices of a mesh."""
+    options = method_options(request, problem)
+    return options if place.mesh is None else dataclasses.replace(options, batch_sharding=batch_sharding(place.mesh))
 
 
 def describe(request: Request, reporter: Reporter) -> None:
@@ -104,8 +113,8 @@ def _measure_rate(size: int = 1024, times: int = 3) -> float:
 
 def compile_method(request: Request, reporter: Reporter) -> None:
     """One method at one batch size, for the device that is here or another: flops, XLA's bytes, the time it took."""
-    problem, place = load(request), Place(request.get("device"))
-    options = method_options(request, problem)
+    problem, place = load(request), Place(request.get("device"), request.get("mesh"))
+    options = options_at(place, request, problem)
     method, batch = methods.METHODS[request["method"]], request["batch"]
     if place.device and options.memory_budget is not None:  # the compiler has the last word
         options = dataclasses.replace(options, memory_budget=OPTIMISM * options.memory_budget)
@@ -115,10 +124,9 @@ def compile_method(request: Request, reporter: Reporter) -> None:
         about = dataclasses.replace(about, note="; ".join(filter(None, [about.note, remark])))
         reporter.update(**records.encode(about))
         program = programs.make_program(method, problem, options)
+        arguments = program.abstract_arguments(problem, batch)
         try:
-            answer = place.compile(
-                program.jit(), *program.abstract_arguments(problem, batch), use_cache=request["cache"]
-            )
+            answer = place.compile(program.jit(place, arguments), *arguments, use_cache=request["cache"])
         except Exception as error:  # whatever a compiler says of kernels: there is another way
             if not (place.device and about.plan and about.plan.kernel_sites):
                 raise
@@ -189,7 +197,7 @@ def list_devices(request: Request, reporter: Reporter) -> None:
 
 def measure_activations(request: Request, reporter: Reporter) -> None:
     """The temporaries of the plain gradient at two batch sizes: one more example adds its activations."""
-    problem, place = load(request), Place(request.get("device"))
+    problem, place = load(request), Place(one_of(request.get("device")))
     params, grad = problem.abstract_params(), jax.jit(jax.grad(problem.loss))
 
     def compile_at(batch: int) -> dict[str, Any]:

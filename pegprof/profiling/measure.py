@@ -19,7 +19,7 @@ import pegprof
 from pegprof.engine.plan import Plan
 from pegprof.errors import ExitCode, PegprofError
 from pegprof.problem import Problem
-from pegprof.profiling import budget, here, records, targets
+from pegprof.profiling import budget, here, meshes, records, targets
 from pegprof.profiling.asking import Asker, Compiled, find_host
 from pegprof.profiling.crew import Crew
 from pegprof.profiling.environment import Environment
@@ -27,11 +27,12 @@ from pegprof.profiling.layers import Layer, find_layers
 from pegprof.profiling.process import ChildFailure
 from pegprof.profiling.progress import Talk
 from pegprof.profiling.race import Peak, Terms, Timed
-from pegprof.profiling.result import Result, Row, Settings, Status
-from pegprof.profiling.targets import Target, choose_targets, cpu_target
+from pegprof.profiling.result import Result, Row, Settings, Status, Traffic
+from pegprof.profiling.targets import Target, arrange, choose_targets, cpu_target
 from pegprof.profiling.timing import Timing, last_lines
 from pegprof.profiling.units import format_bytes, format_seconds
 from pegprof.profiling.verdict import Verdict, slope
+from pegprof.targets.collectives import Collective, floor_s
 
 UNSTEADY = 0.1  # an interquartile range above this share of the median is worth a remark
 
@@ -103,7 +104,8 @@ def find_targets(settings: Settings, *, talk: Talk, problem: Problem | None = No
       PegprofError: one is not known, or the compiler for it is missing.
     """
     if problem is None:
-        return choose_targets(settings.targets, find_host(talk))
+        chosen = choose_targets(settings.targets, find_host(talk))
+        return tuple(arrange(target, settings.mesh) for target in chosen)
     if settings.targets:
         hint = "put it into a file, and name it as file.py:name"
         raise PegprofError("a Problem of this process can be compiled for no other device", hint=hint)
@@ -125,6 +127,8 @@ class Session:
         problem: Problem | None,
         outlined: Save = _ignore,
     ):
+        for target, batch in itertools.product(targets, settings.batches):
+            meshes.check_batch(target.mesh, batch)
         self.settings, self.targets, self.talk, self.debug, self.problem = settings, targets, talk, debug, problem
         self.save, self.preview, self.outlined = save, preview, outlined
         self.asker = Asker(settings=settings, talk=talk, debug=debug, problem=problem)
@@ -250,7 +254,11 @@ class Session:
         left_s = self.start_s + self.settings.time_limit_s - time.monotonic()
         crew = Crew(
             compiled,
-            request={**dataclasses.asdict(self.settings), "capacity_bytes": self.capacity_bytes[host.name]},
+            request={
+                **dataclasses.asdict(self.settings),
+                **host.request,
+                "capacity_bytes": self.capacity_bytes[host.name],
+            },
             full_batch=batch,
             argument_bytes=argument_bytes - (self.facts.optimizer_state_bytes or 0),  # the state is made by its user
             start=lambda *files: self.asker.start(host, *files),
@@ -269,7 +277,7 @@ class Session:
             runs=self.settings.runs,
             tolerance=self.facts.tolerance if self.settings.check else None,
             check_examples=batch == self.settings.batches[0],
-            measure_peaks=self.problem is None,
+            measure_peaks=self.problem is None and not host.mesh,  # virtual devices take theirs all together
         )
         timing = Timing(terms, crew=crew, talk=self.talk, changed=lambda: self._keep(batch, timing))
         try:
@@ -294,7 +302,16 @@ class Session:
             complete=self.complete,
             other_verdicts=tuple(self.verdicts[target.name] for target in others if target.name in self.verdicts),
             other_plans={target.name: plans for target in others if (plans := self._plans(target))},
+            traffic=tuple(
+                Traffic(batch=batch, method=method, target=target.name, collectives=found)
+                for batch, method, target in self._keys()
+                if (found := self._collectives(batch, method, target))
+            ),
         )
+
+    def _collectives(self, batch: int, method: str, target: Target) -> tuple[Collective, ...]:
+        compiled = self.compiled.get((batch, method, target.name), Compiled())
+        return tuple(Collective(**each) for each in compiled.collectives)
 
     def _outline(self) -> Result:
         """The result with all of its rows, as if each compile had said nothing."""
@@ -324,6 +341,8 @@ class Session:
         capacity_bytes = self._capacity_of(compiled, target)
         status, reason = self._judge(batch, target, compiled, timed)
         verdict = self.verdicts.get(target.name)
+        sent = self._collectives(batch, method, target)
+        is_sharded = bool(target.mesh) and compiled.assigned_bytes is not None
         return Row(
             model=self.facts.model,
             parameters=self.facts.parameters,
@@ -370,6 +389,11 @@ class Session:
             compiler=target.device.compiler.description if target.device else None,
             step=self.settings.step,
             optimizer_state_bytes=self.facts.optimizer_state_bytes,
+            mesh=meshes.describe(target.mesh) or None,
+            devices=target.count if target.mesh else None,
+            collective_bytes=sum(each.total_bytes for each in sent) if is_sharded else None,
+            loop_collective_bytes=sum(each.total_bytes for each in sent if each.loop) if is_sharded else None,
+            collective_floor_s=floor_s(sent, target.device.kind) if is_sharded and target.device else None,
         )
 
     def _capacity_of(self, compiled: Compiled, target: Target) -> int | None:

@@ -37,6 +37,7 @@ class Options:
     surgery_size: int | None = None  # how many those are, where it is not the planner's choice
     kernels: bool = True  # whether surgery may use fused kernels
     step: str | None = None  # the optimizer whose whole step is run, by name; ``programs.py`` makes it
+    batch_sharding: jax.NamedSharding | None = None  # on a mesh
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,6 +125,7 @@ def _make_surgery(problem: Problem, options: Options) -> StatsFn:
         backend=options.backend,
         memory_budget=options.memory_budget,
         microbatch_size=options.surgery_size,
+        batch_axes=options.batch_sharding,
     )
 
     def fn(params: Params, batch: Batch) -> dict[str, Any]:
@@ -159,12 +161,13 @@ def plan_surgery(problem: Problem, options: Options, B: int) -> Plan:
             backend=options.backend,
             memory_budget=options.memory_budget,
             microbatch_size=options.surgery_size,
+            batch_axes=options.batch_sharding,
         )
 
 
 def _about_surgery(problem: Problem, options: Options, B: int) -> About:
     plan = plan_surgery(problem, options, B)
-    schedule = f"one at a time: {plan.one_at_a_time}" if plan.one_at_a_time else _schedule_note(plan.microbatch_size, B)
+    schedule = f"one at a time: {plan.one_at_a_time}" if plan.one_at_a_time else _schedule_note(plan)
     return About(
         note="; ".join(filter(None, [schedule, _kernel_note(plan), *plan.remarks])),
         microbatch_size=plan.microbatch_size,
@@ -178,8 +181,9 @@ def _kernel_note(plan: Plan) -> str:
     return f"kernels at {used} of {len(plan.sites)} sites" if used else ""
 
 
-def _schedule_note(size: int, B: int) -> str:
-    return f"{size} at a time" if size < B else ""
+def _schedule_note(plan: Plan) -> str:
+    each = " on each device" if plan.devices > 1 else ""
+    return f"{plan.microbatch_size} at a time{each}" if plan.microbatch_size < plan.batch else ""
 
 
 METHODS: dict[str, Method] = {

@@ -8,7 +8,7 @@ next run goes on from them. What the methods make is wrapped here, once for all 
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ import optax
 
 from pegprof.optimizers import BY_NAME, update
 from pegprof.problem import Problem
+from pegprof.profiling.elsewhere import Place
 from pegprof.profiling.methods import About, Batch, Method, Options, Params
 from pegprof.profiling.steps import Step, find_step
 
@@ -33,8 +34,18 @@ class Program:
     optimizer: Any = None
     averages: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
-    def jit(self) -> Any:
-        return jax.jit(self.fn, donate_argnums=(0, 1) if self.optimizer else ())
+    def jit(self, place: Place | None = None, arguments: Sequence[Any] = ()) -> Any:
+        """The program, jitted. On a mesh, for abstract arguments: what has a parameter's shape is sharded as it is."""
+        return jax.jit(
+            self.fn,
+            donate_argnums=(0, 1) if self.optimizer else (),
+            **({"out_shardings": self._shardings(place, arguments)} if place and place.mesh is not None else {}),
+        )
+
+    def _shardings(self, place: Place, arguments: Sequence[Any]) -> Any:
+        shapes = {x.shape for x in jax.tree.leaves(arguments[0])}
+        results = jax.eval_shape(self.fn, *arguments)
+        return jax.tree.map(lambda x: place.sharding_of(x) if x.shape in shapes else None, results)
 
     def start(self, params: Params) -> tuple[Any, ...]:
         """What the first run holds."""

@@ -12,6 +12,7 @@ from pegprof.errors import ExitCode, PegprofError
 from pegprof.profiling import records
 from pegprof.profiling.environment import Environment
 from pegprof.profiling.verdict import Verdict
+from pegprof.targets.collectives import Collective
 
 if TYPE_CHECKING:
     import pandas
@@ -54,6 +55,7 @@ class Settings:
       cache: whether to take what a compiler for a device that is not here once answered, where it would be the same.
       kernels: whether surgery may use fused kernels, on a TPU or an NVIDIA GPU.
       seed: of the parameters and the data.
+      mesh: the sizes of the axes that the devices of a slice are arranged in, by name; empty for all along ``data``.
       step: an optimizer, by name: whole steps of training are measured, its state included. ``stats`` are those that it
         takes (``steps.choose_stats``).
     """
@@ -76,6 +78,7 @@ class Settings:
     cache: bool = True
     kernels: bool = True
     step: str | None = None
+    mesh: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,6 +92,9 @@ class Row:
     figure for that same program is ``measured_batch_peak_bytes``. ``compiler`` is what compiled for a device that is
     not here, with its version. ``step`` is the optimizer whose whole step was measured, if one was, and
     ``optimizer_state_bytes`` what that keeps from step to step, the same in all rows: it is among the arguments.
+
+    On a mesh, bytes and flops are those of one of its ``devices``. It sends ``collective_bytes`` to others, of which
+    ``loop_collective_bytes`` inside of loops, in ``collective_floor_s`` at least, by its links' published bandwidth.
     """
 
     model: str
@@ -136,6 +142,21 @@ class Row:
     compiler: str | None = None
     step: str | None = None
     optimizer_state_bytes: int | None = None
+    mesh: str | None = None
+    devices: int | None = None
+    collective_bytes: int | None = None
+    loop_collective_bytes: int | None = None
+    collective_floor_s: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What one method at one batch size on one target sends from device to device, the largest first."""
+
+    batch: int
+    method: str
+    target: str
+    collectives: tuple[Collective, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,6 +174,7 @@ class Result:
       complete: False while there is still something to measure, so that the file of a run that was stopped says so.
       other_verdicts: those on the other targets.
       other_plans: what surgery does there, by target and batch.
+      traffic: the collectives of each row that is of a mesh.
     """
 
     settings: Settings
@@ -165,6 +187,7 @@ class Result:
     complete: bool = True
     other_verdicts: tuple[Verdict, ...] = ()
     other_plans: Mapping[str, Mapping[int, Plan]] = dataclasses.field(default_factory=dict)
+    traffic: tuple[Traffic, ...] = ()
 
     @property
     def exit_code(self) -> ExitCode:

@@ -11,9 +11,11 @@ import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pegprof.errors import PegprofError, nearest
-from pegprof.profiling.devices import DEVICES, Device, require_compiler
+from pegprof.profiling import meshes
+from pegprof.profiling.devices import DEVICES, Device, find_device, require_compiler
 from pegprof.profiling.units import format_bytes
 from pegprof.targets.chips import name_of_kind
 
@@ -73,6 +75,7 @@ class Target:
       environment: of every child.
       runs: whether programs are run on it: the host alone.
       device: what is not here, and only compiled for.
+      mesh: the sizes of the axes that several devices are arranged in, by name; empty for one device.
     """
 
     name: str
@@ -80,16 +83,28 @@ class Target:
     environment: Mapping[str, str]
     runs: bool = False
     device: Device | None = None
+    mesh: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def is_host(self) -> bool:
         """Whether programs take the memory of this machine, and any number of processes can have their part of it."""
-        return self.name == CPU.target
+        return self.name.partition(":")[0] == CPU.target
 
     @property
-    def request(self) -> dict[str, str | None]:
+    def request(self) -> dict[str, Any]:
         """What a child has to know of it."""
-        return {"device": self.device.name if self.device else None, "backend": self.backend}
+        return {
+            "device": self.device.name if self.device else None,
+            "backend": self.backend,
+            "mesh": dict(self.mesh) or None,
+        }
+
+    @property
+    def count(self) -> int:
+        """Of its devices."""
+        if self.device:
+            return self.device.count
+        return int(self.name.partition(":")[2] or 1) if self.is_host else 1
 
 
 def host_target() -> Target:
@@ -116,7 +131,18 @@ def cpu_target() -> Target:
 def absent_target(device: Device) -> Target:
     """A device that is only compiled for. Its children run nothing, and see no accelerator that is here."""
     environment = {**ENVIRONMENT, **device.environment, "JAX_PLATFORMS": "cpu"}
-    return Target(name=device.name, backend=device.name, environment=environment, device=device)
+    return Target(name=device.name, backend=device.kind, environment=environment, device=device)
+
+
+def virtual_target(name: str) -> Target:
+    """``cpu:8``: the processor as eight devices, on which programs are run."""
+    count = name.partition(":")[2]
+    if not count.isdecimal() or int(count) < 1:
+        raise PegprofError(f"{name} is no number of devices", hint="write it like cpu:8")
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}".strip()
+    return dataclasses.replace(
+        cpu_target(), name=name, runs=True, environment={**cpu_target().environment, "XLA_FLAGS": flags}
+    )
 
 
 def find_host(ask_kind: Callable[[Target], str | None]) -> Target:
@@ -151,9 +177,27 @@ def choose_target(name: str, host: Target) -> Target:
         return host
     if name == CPU.target:
         return cpu_target()
-    if name not in DEVICES:
+    if name.startswith(f"{CPU.target}:"):
+        return virtual_target(name)
+    if name.partition(":")[0] not in DEVICES:
         raise PegprofError(f"unknown target {name!r}", hint=nearest(name, (CPU.target, *DEVICES)))
-    return absent_target(DEVICES[name])
+    return absent_target(find_device(name))
+
+
+def arrange(target: Target, mesh: Mapping[str, int]) -> Target:
+    """A target with its devices in a mesh: along ``data``, if no other is asked for.
+
+    Raises:
+      PegprofError: the mesh has not as many devices.
+    """
+    if target.count == 1 and not mesh:
+        return target
+    if target.count == 1:
+        what = f"--mesh {meshes.describe(mesh)} needs several devices, and {target.name} is one"
+        raise PegprofError(what, hint="name a slice, such as --target tpu-v5p:4x4x4, h100:8 or cpu:8")
+    chosen = mesh or {"data": target.count}
+    meshes.check_mesh(chosen, target.count)
+    return dataclasses.replace(target, mesh=chosen)
 
 
 def cpu_name() -> str:

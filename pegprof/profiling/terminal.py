@@ -3,6 +3,7 @@
 What a narrow table leaves out is in the CSV and in the JSON.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ from pegprof.profiling.layers import Layer
 from pegprof.profiling.result import Result, Row
 from pegprof.profiling.tables import WIDTH, Column, make_console, name_of, print_table, print_words, text_of
 from pegprof.profiling.units import UNKNOWN, format_bytes, format_count, format_ratio, format_seconds
+from pegprof.targets.chips import CHIPS
+from pegprof.targets.collectives import Collective, floor_s
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,6 +32,11 @@ def render_terminal(result: Result, *, width: int = WIDTH, color: bool = False) 
         print_table(console, columns_of(rows), rows)
         for line in remarks(rows):
             print_words(console, line)
+        if sent := traffic_of(result, rows):
+            console.print()
+            print_table(console, TRAFFIC_COLUMNS, sent)
+            for line in findings(sent):
+                print_words(console, line, style="yellow")
         console.print()
     if not result.complete:
         print_words(console, INCOMPLETE, style="yellow")
@@ -75,7 +83,8 @@ def headline(row: Row, *, with_batch: bool = True) -> str:
 
 def place(row: Row) -> str:
     """Where it was measured."""
-    return f"{row.target}: {row.device}, {format_bytes(row.capacity_bytes)} available"
+    each = f" each, mesh {row.mesh}; figures of one device" if row.mesh else ""
+    return f"{row.target}: {row.device}, {format_bytes(row.capacity_bytes)} available{each}"
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
@@ -141,6 +150,70 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
 def _format_error(error: float | None) -> str:
     return UNKNOWN if error is None else f"{error:.0e}"
 
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sent:
+    """Collectives of one kind that one method has, in loops or outside of them."""
+
+    method: str
+    kind: str
+    in_loop: bool
+    collectives: tuple[Collective, ...]
+    target: str
+
+    @property
+    def count(self) -> int:
+        return sum(each.count for each in self.collectives)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(each.total_bytes for each in self.collectives)
+
+    @property
+    def source(self) -> str:
+        """The line of what moves most."""
+        return max(self.collectives, key=lambda each: each.total_bytes).source
+
+
+def traffic_of(result: Result, rows: Sequence[Row]) -> list[Sent]:
+    """What the methods of a table send from device to device."""
+    found = []
+    for traffic in result.traffic:
+        if (traffic.batch, traffic.target) != (rows[0].batch, rows[0].target):
+            continue
+        groups: dict[tuple[str, bool], list[Collective]] = {}
+        for each in traffic.collectives:
+            groups.setdefault((each.kind, bool(each.loop)), []).append(each)
+        found += [
+            Sent(method=traffic.method, kind=kind, in_loop=in_loop, collectives=tuple(some), target=traffic.target)
+            for (kind, in_loop), some in groups.items()
+        ]
+    return found
+
+
+def findings(sent: Sequence[Sent]) -> list[str]:
+    """Collectives inside of loops: a loop over examples should have none."""
+    return [
+        f"{each.method}: {each.kind} inside a loop, {trips} times ({each.collectives[0].loop})"
+        for each in sent
+        if each.in_loop and (trips := max(c.trips for c in each.collectives)) > 1
+    ]
+
+
+def _floor(sent: Sent) -> str:
+    kind = sent.target.partition(":")[0]
+    return format_seconds(floor_s(sent.collectives, kind) if kind in CHIPS else None)
+
+
+TRAFFIC_COLUMNS = (
+    Column(header="method", cell=lambda sent: sent.method, right=False),
+    Column(header="collective", cell=lambda sent: sent.kind, right=False),
+    Column(header="count", cell=lambda sent: str(sent.count)),
+    Column(header="in a loop", cell=lambda sent: "yes" if sent.in_loop else "no", right=False, keep=2),
+    Column(header="bytes × trips", cell=lambda sent: format_bytes(sent.total_bytes)),
+    Column(header="at least", cell=_floor, keep=1),
+    Column(header="most from", cell=lambda sent: sent.source, right=False, keep=0),
+)
 
 LAYER_COLUMNS = (
     Column(header="matrices", cell=name_of, right=False),

@@ -30,6 +30,7 @@ class Chip:
       matrix_width: of a TPU's matrix unit.
       clock_hz: with which a TPU's ``estimated_cycles`` are seconds; None on a GPU, whose compiler says seconds.
       cache_bytes: of a GPU's L2.
+      link_bandwidth: what it sends to others of a slice or a node, bytes a second; None if it has no such links.
       cache_bandwidth: from there, bytes a second; None where there is no such cache.
     """
 
@@ -47,6 +48,7 @@ class Chip:
     clock_hz: float | None = None
     cache_bytes: int = 0
     cache_bandwidth: float | None = None
+    link_bandwidth: float | None = None
 
     def product_flops(self, product_class: str) -> float:
         """The peak of matrix products of one class of precision.
@@ -71,14 +73,15 @@ def _tpu(
     bandwidth: float,
     vmem_mib: int,
     clock_ghz: float,
+    links: float,
     cores: int = 1,
     matrix_width: int = 128,
 ) -> Chip:
-    """Teraflops and bandwidth: Google's documentation of each version; VMEM of a core: jax's ``tpu_info.py``.
+    """Teraflops, bandwidth and links, half of what goes both ways: Google's documentation of each version.
 
-    The clock is inferred: with it the chip's matrix units, 128×128 before v6e and 256×256 from then on, make the
-    published peak. Elementwise: 8×128 lanes of 4 units in each core, as "How to Scale Your Model" has it for v5p;
-    inferred for the others.
+    VMEM of a core: jax's ``tpu_info.py``. The clock is inferred: with it the chip's matrix units, 128×128 before v6e
+    and 256×256 from then on, make the published peak. Elementwise: 8×128 lanes of 4 units in each core, as "How to
+    Scale Your Model" has it for v5p; inferred for the others.
     """
     return Chip(
         name=name,
@@ -93,6 +96,7 @@ def _tpu(
         on_chip_bytes=vmem_mib * MIB,
         matrix_width=matrix_width,
         clock_hz=clock_ghz * GIGA,
+        link_bandwidth=links,
     )
 
 
@@ -107,9 +111,13 @@ def _gpu(
     shared_kib: int,
     cache_bytes: int,
     cache_bandwidth: float,
+    links: float | None = None,
 ) -> Chip:
-    """Teraflops: NVIDIA's data sheets, without sparsity. Bandwidth, shared memory of a block and the size of L2: as in
-    ``pegprof/profiling/devices.py``, from what XLA publishes of these devices."""
+    """Teraflops and NVLink, half of what goes both ways: NVIDIA's data sheets, without sparsity.
+
+    Bandwidth, shared memory of a block and the size of L2: as in ``pegprof/profiling/devices.py``, from what XLA
+    publishes of these devices.
+    """
     return Chip(
         name=name,
         backend="gpu",
@@ -123,6 +131,7 @@ def _gpu(
         on_chip_bytes=shared_kib * KIB,
         cache_bytes=cache_bytes,
         cache_bandwidth=cache_bandwidth,
+        link_bandwidth=links,
     )
 
 
@@ -134,16 +143,23 @@ _A100_CACHE, _H100_CACHE = 4.8e12, 5.5e12
 CHIPS: dict[str, Chip] = {
     chip.name: chip
     for chip in (
-        _tpu("tpu-v4", "TPU v4", teraflops=275, bandwidth=1.228e12, vmem_mib=16, clock_ghz=1.05, cores=2),
-        _tpu("tpu-v5e", "TPU v5 lite", "TPU v5e", teraflops=197, bandwidth=8.19e11, vmem_mib=128, clock_ghz=1.5),
-        _tpu("tpu-v5p", "TPU v5", "TPU v5p", teraflops=459, bandwidth=2.765e12, vmem_mib=64, clock_ghz=1.75, cores=2),
+        _tpu("tpu-v4", "TPU v4", teraflops=275, bandwidth=1.228e12, vmem_mib=16, clock_ghz=1.05, links=3e11, cores=2),
+        _tpu(
+            "tpu-v5e", "TPU v5 lite", "TPU v5e", teraflops=197, bandwidth=8.19e11, vmem_mib=128, clock_ghz=1.5,
+            links=2e11,
+        ),
+        _tpu(
+            "tpu-v5p", "TPU v5", "TPU v5p", teraflops=459, bandwidth=2.765e12, vmem_mib=64, clock_ghz=1.75,
+            links=6e11, cores=2,
+        ),
         _tpu(
             "tpu-v6e", "TPU v6 lite", "TPU v6e", teraflops=918, bandwidth=1.638e12, vmem_mib=128, clock_ghz=1.75,
-            matrix_width=256,
+            links=4e11, matrix_width=256,
         ),
         # Half a chip, which is a device to JAX: half of the published figures.
         _tpu(
-            "tpu-7x", "TPU7x", teraflops=2307 / 2, bandwidth=7.38e12 / 2, vmem_mib=64, clock_ghz=2.2, matrix_width=256
+            "tpu-7x", "TPU7x", teraflops=2307 / 2, bandwidth=7.38e12 / 2, vmem_mib=64, clock_ghz=2.2,
+            links=3e11, matrix_width=256,
         ),
         _gpu(  # Turing has neither bfloat16 nor TF32
             "t4", "Tesla T4", "NVIDIA T4", cores=40, bfloat16=8.1, tf32=8.1, float32=8.1, bandwidth=3.2e11,
@@ -156,25 +172,25 @@ CHIPS: dict[str, Chip] = {
         _gpu(
             "a100", "NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB", cores=108, bfloat16=312, tf32=156,
             float32=19.5, bandwidth=1.5552e12, shared_kib=163, cache_bytes=40 * MIB,
-            cache_bandwidth=_A100_CACHE,
+            cache_bandwidth=_A100_CACHE, links=3e11,
         ),
         _gpu(
             "a100-80", "NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe", cores=108, bfloat16=312, tf32=156,
             float32=19.5, bandwidth=2.03904e12, shared_kib=163, cache_bytes=40 * MIB,
-            cache_bandwidth=_A100_CACHE,
+            cache_bandwidth=_A100_CACHE, links=3e11,
         ),
         _gpu(
             "h100", "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", cores=132, bfloat16=989.4, tf32=494.7,
             float32=66.9, bandwidth=3.35232e12, shared_kib=227, cache_bytes=50 * MIB,
-            cache_bandwidth=_H100_CACHE,
+            cache_bandwidth=_H100_CACHE, links=4.5e11,
         ),
         _gpu(
             "h200", "NVIDIA H200", cores=132, bfloat16=989.4, tf32=494.7, float32=66.9, bandwidth=4.8e12,
-            shared_kib=227, cache_bytes=50 * MIB, cache_bandwidth=_H100_CACHE,
+            shared_kib=227, cache_bytes=50 * MIB, cache_bandwidth=_H100_CACHE, links=4.5e11,
         ),
         _gpu(
             "b200", "NVIDIA B200", cores=148, bfloat16=2250, tf32=1125, float32=74.4, bandwidth=7.67232e12,
-            shared_kib=227, cache_bytes=132_644_864, cache_bandwidth=1.0e13,
+            shared_kib=227, cache_bytes=132_644_864, cache_bandwidth=1.0e13, links=9e11,
         ),
     )
 }  # fmt: skip

@@ -140,6 +140,18 @@ def estimate(text: str, chip: str) -> Estimate:
     return Estimate(chip=chip, efficiency=efficiency, operations=operations, unknown_trips=tuple(unknown))
 
 
+def device_flops(text: str) -> int:
+    """Of the matrix products of a compiled program, loops included: what one device computes of it."""
+    module = parse_module(text)
+    runs = _runs(module, module.entry, 1, [])
+    return sum(_flops(module, computation, operation) * trips for computation, operation, trips in runs)
+
+
+def _flops(module: Module, computation: Computation, operation: Operation) -> int:
+    kernel = find_kernel(module, computation, operation)
+    return kernel.flops or 0 if kernel else count_work(module, computation, operation).flops
+
+
 def _runs(
     module: Module, computation: Computation, trips: int, unknown: list[str]
 ) -> Iterator[tuple[Computation, Operation, int]]:

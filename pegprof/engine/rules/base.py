@@ -22,6 +22,7 @@ class Strategy:
     cost: Callable[[Site, Accumulators, int, int], Cost]  # for B examples, with ``chunk``
     run: Callable[[Site, Accumulators, Frontier, int], Summaries] | None = None  # with ``chunk``
     recomputes: bool = False  # whether it rebuilds operands for each example, rather than have them stored for all
+    loops: bool = False  # whether it runs a loop over the examples, however many gradients may be held at once
     frees_memory: bool = False  # whether it lets go of large operands early; preferred where memory is what runs out
     stages: Callable[[Site, Accumulators, int], Sequence[Stage]] | None = None  # in place of ``run``, if several
 

@@ -327,6 +327,7 @@ def cost_beside_convolutions(tail: Tail, accumulators: Accumulators) -> Cost:
 
 PATCHES = Rule(
     name="patches",
+    loops=True,
     why="a convolution as one product an example, of the input's patches",
     structure=Conv,
     accumulators=(Accumulator,),
@@ -377,6 +378,7 @@ def _cost_depthwise(site: Site, accumulators: Accumulators, B: int, chunk: int) 
 
 DEPTHWISE = Rule(
     name="depthwise",
+    loops=True,
     why="one channel a group: shift, multiply, add up",
     structure=Conv,
     accumulators=(Accumulator,),

@@ -72,6 +72,7 @@ def loop_cost(tail: Tail, accumulators: Accumulators, B: int, chunk: int) -> Cos
 
 LOOP = Strategy(
     name="loop",
+    loops=True,
     why="one product an example, every statistic from it",
     fits=lambda site, accumulators: bool(site.tail.equations),
     run=lambda site, accumulators, frontier, chunk: run_loop(accumulators, frontier, chunk),

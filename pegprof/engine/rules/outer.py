@@ -282,6 +282,7 @@ def _cost_batched_gram(site: Site, accumulators: Accumulators, B: int, chunk: in
 
 GRAM = Rule(
     name="gram",
+    loops=True,
     why="norms alone: ⟨SSᵀ, RRᵀ⟩, one example after the other",
     structure=Outer,
     accumulators=(SquareNorm,),

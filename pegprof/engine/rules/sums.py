@@ -115,6 +115,7 @@ def _cost_tied(site: Site, accumulators: Accumulators, B: int, chunk: int) -> Co
 
 TIED = Rule(
     name="tied",
+    loops=True,
     why="one product an example, the rows looked up added into it",
     structure=Sum,
     accumulators=(Accumulator,),
@@ -260,6 +261,7 @@ def cost_of_rows(site: Site, accumulators: Accumulators, B: int) -> Cost:
 
 STAGED = Rule(
     name="staged",
+    loops=True,
     why="the product's statistics at once, the rows looked up put right at the end",
     structure=Sum,
     accumulators=(Moment, SquareNorm),

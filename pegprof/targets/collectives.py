@@ -1,0 +1,116 @@
+"""What a compiled program sends from device to device: its collectives, with how often they run and from which line."""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pegprof.targets.chips import CHIPS
+from pegprof.targets.hlo import Computation, Module, Operation, parse_module
+
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Collective:
+    """Collectives of one kind at one place of a program.
+
+    Args:
+      kind: as XLA calls it.
+      count: how many operations.
+      bytes: of their results on one device, for one run of each.
+      trips: how often each runs.
+      devices: how many take part in one.
+      loop: the line of source, or the path of JAX's primitive, of the loop that it is in; empty outside of loops.
+      source: its own, likewise.
+    """
+
+    kind: str
+    count: int
+    bytes: int
+    trips: int
+    devices: int
+    loop: str
+    source: str
+
+    @property
+    def total_bytes(self) -> int:
+        return self.bytes * self.trips
+
+    @property
+    def sent_bytes(self) -> float:
+        """What a device must send at least, whatever the algorithm: a reduced entry travels twice."""
+        n = self.devices
+        shares = {"all-reduce": 2 * (n - 1) / n, "reduce-scatter": n - 1, "collective-permute": 1.0}
+        return self.total_bytes * shares.get(self.kind, (n - 1) / n)
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def find_collectives(text: str) -> tuple[Collective, ...]:
+    """Those of ``compiled.as_text()``, the largest first. A loop whose trips the text does not tell counts once."""
+    module = parse_module(text)
+    partitions = re.search(r"num_partitions=(\d+)", text)
+    everyone = int(partitions[1]) if partitions else 1
+    found: dict[tuple[str, int, int, str, str], list[int]] = {}
+    for operation, trips, loop in _walk(module, module.entry, 1, ""):
+        key = _kind(operation), trips, _group_size(operation, everyone), loop, _source(module, operation)
+        found.setdefault(key, []).append(_moved(operation))
+    collectives = [
+        Collective(
+            kind=kind, count=len(sizes), bytes=sum(sizes), trips=trips, devices=devices, loop=loop, source=source
+        )
+        for (kind, trips, devices, loop, source), sizes in found.items()
+    ]
+    return tuple(sorted(collectives, key=lambda each: -each.total_bytes))
+
+
+def floor_s(collectives: Sequence[Collective], chip: str) -> float | None:
+    """The time that a chip's links need for them at least, by their published bandwidth; None if that is not known."""
+    bandwidth = CHIPS[chip].link_bandwidth
+    return sum(each.sent_bytes for each in collectives) / bandwidth if bandwidth else None
+
+
+_GROUPS = re.compile(r"replica_groups=(?:\[\d+,(\d+)\]|\{\{([\d,]*)\})")
+
+
+def _group_size(operation: Operation, everyone: int) -> int:
+    """How many devices take part: all, where the text names none."""
+    found = _GROUPS.search(operation.attributes)
+    if not found:
+        return everyone
+    return int(found[1]) if found[1] else len(found[2].split(","))
+
+
+def _walk(module: Module, computation: Computation, trips: int, loop: str) -> Iterator[tuple[Operation, int, str]]:
+    for operation in computation.operations:
+        if operation.opcode == "while":
+            count = module.trip_count(operation, computation)
+            body = module.computations[operation.attribute("body").lstrip("%")]
+            inner = _source(module, operation) or operation.name
+            yield from _walk(module, body, trips * (1 if count is None else count), inner)
+        elif _kind(operation):
+            yield operation, trips, loop
+        else:  # fusions too: a TPU's compiler puts collectives into them, and asynchronous ones into calls
+            for name in operation.called:
+                if name in module.computations:
+                    yield from _walk(module, module.computations[name], trips, loop)
+
+
+def _kind(operation: Operation) -> str:
+    """The kind of a collective; an asynchronous one counts where it starts."""
+    opcode = operation.opcode.removesuffix("-start")
+    return opcode if opcode in KINDS else ""
+
+
+def _moved(operation: Operation) -> int:
+    """Of its results. What starts an asynchronous one gives its operands as well, before them."""
+    results = operation.results
+    if operation.opcode.endswith("-start") and operation.opcode != "all-reduce-start" and len(results) > 1:
+        results = results[len(results) // 2 :] if len(results) % 2 == 0 else results[1:]
+    return sum(array.bytes for array in results)
+
+
+def _source(module: Module, operation: Operation) -> str:
+    return module.source(operation) or operation.op_name
