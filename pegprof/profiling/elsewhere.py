@@ -100,7 +100,7 @@ def _find(device: Device) -> Sequence[Any]:
     return tuple(topology.devices)
 
 
-def _compile_or_refuse(lowered: Any, compiler: Compiler, *, is_sharded: bool) -> dict[str, Any]:
+def _compile_or_refuse(lowered: Any, compiler: Compiler, *, is_sharded: bool = False) -> dict[str, Any]:
     """What a compiler says of a program, at the second try if it has one and fails at the first."""
     try:
         return _compile_once(lowered, is_sharded=is_sharded)

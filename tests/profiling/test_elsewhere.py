@@ -119,9 +119,9 @@ def test_a_run_for_targets_has_a_row_for_each_and_runs_nothing():
 class TightPlace:
     """As ``elsewhere.Place``, for a device into which nothing fits but two examples at a time."""
 
-    device = DEVICES["h100"]
+    device, mesh = DEVICES["h100"], None
 
-    def __init__(self, name):
+    def __init__(self, name, mesh):
         self.compiled = 0
 
     def compile(self, fn, *arguments, use_cache):

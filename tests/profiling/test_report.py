@@ -18,7 +18,8 @@ HEADER = (
     "alias_bytes,host_peak_bytes,peak_ratio,capacity_bytes,flops,activation_bytes_per_example,parameter_bytes,"
     "activations_dominate,max_rel_error,materialised_parameters,seed,pegprof,jax,jaxlib,xla_flags,timestamp,"
     # more than the design has, and after it:
-    "device_peak_bytes,measured_batch,measured_batch_peak_bytes,compiler,step,optimizer_state_bytes"
+    "device_peak_bytes,measured_batch,measured_batch_peak_bytes,compiler,step,optimizer_state_bytes,"
+    "mesh,devices,collective_bytes,loop_collective_bytes,collective_floor_s"
 )
 
 GOLDEN_100 = """\

@@ -1,0 +1,95 @@
+"""Slices and meshes: what their names mean, what is sharded over which axis, what is refused."""
+
+import jax
+import pytest
+
+from pegprof.errors import ExitCode, PegprofError
+from pegprof.profiling import meshes, targets
+from pegprof.profiling.devices import find_device
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "topology"),
+    [
+        ("tpu-v5p:4x4x4", 64, "v5p:4x4x4"),
+        ("tpu-v5e:16x16", 256, "v5e:16x16"),
+        ("tpu-v6e:8x8", 64, "v6e:8x8"),
+        ("h100:8", 8, "1x1x8"),
+        ("h100:8x4", 32, "1x8x4"),
+    ],
+)
+def test_a_slice_has_its_devices(name, count, topology):
+    device = find_device(name)
+    assert (device.name, device.count) == (name, count)
+    assert topology in device.topology.values()
+    assert device.kind == name.partition(":")[0]
+    assert targets.absent_target(device).backend == device.kind
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tpu-v5p:4x4", "is no slice"),
+        ("tpu-v5p:3x5x7", "no whole number of hosts"),
+        ("tpu-v5e:0x2", "is no slice"),
+        ("h100:2x2x2", "is no slice"),
+        ("h100:many", "is no slice"),
+        ("abacus:8", "unknown target"),
+    ],
+)
+def test_a_slice_that_does_not_exist_is_refused_with_a_hint(name, words):
+    with pytest.raises(PegprofError, match=words) as caught:
+        find_device(name)
+    assert caught.value.hint
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_eight_virtual_devices_of_the_processor_are_run_on():
+    target = targets.choose_target("cpu:8", targets.cpu_target())
+    assert (target.count, target.runs, target.is_host, target.backend) == (8, True, True, "cpu")
+    assert "--xla_force_host_platform_device_count=8" in target.environment["XLA_FLAGS"]
+    with pytest.raises(PegprofError, match="is no number of devices"):
+        targets.choose_target("cpu:none", targets.cpu_target())
+
+
+@pytest.mark.parametrize("text", ["dat=8", "data", "data=0", "data=2,data=4", "data=x", ""])
+def test_what_is_no_mesh_is_refused_with_a_hint(text):
+    with pytest.raises(PegprofError) as caught:
+        meshes.parse_mesh(text)
+    assert "data=16,fsdp=4" in caught.value.hint
+
+
+def test_devices_lie_along_data_unless_a_mesh_is_named():
+    slice_ = targets.absent_target(find_device("tpu-v5p:4x4x4"))
+    assert targets.arrange(slice_, {}).mesh == {"data": 64}
+    assert targets.arrange(slice_, {"data": 16, "fsdp": 4}).mesh == {"data": 16, "fsdp": 4}
+    with pytest.raises(PegprofError, match="has 8 devices, and there are 64"):
+        targets.arrange(slice_, {"data": 8})
+    with pytest.raises(PegprofError, match="needs several devices"):
+        targets.arrange(targets.cpu_target(), {"data": 8})
+    assert not targets.arrange(targets.cpu_target(), {}).mesh
+
+
+def test_a_batch_is_cut_along_data_and_fsdp():
+    mesh = {"data": 4, "fsdp": 2, "model": 8}
+    assert meshes.shares_of(mesh) == 8
+    meshes.check_batch(mesh, 16)
+    with pytest.raises(PegprofError, match="a batch of 12 cannot be cut into 8 parts") as caught:
+        meshes.check_batch(mesh, 12)
+    assert caught.value.hint == "choose a multiple of 8"
+
+
+@pytest.mark.parametrize(
+    ("shape", "spec"),
+    [
+        ((1024, 4096), (None, "model")),
+        ((4096, 1024), ("model", None)),
+        ((6, 4096), ("fsdp", "model")),
+        ((7, 11), (None, None)),
+        ((), ()),
+    ],
+)
+def test_parameters_are_sharded_over_their_largest_axis_that_divides(shape, spec):
+    mesh = meshes.abstract_mesh({"data": 2, "fsdp": 3, "model": 8})
+    assert tuple(meshes.parameter_sharding(shape, mesh).spec) == spec
+    assert meshes.batch_sharding(mesh).spec == jax.P(("data", "fsdp"))
