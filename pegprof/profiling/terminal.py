@@ -34,7 +34,7 @@ def render_terminal(result: Result, *, width: int = WIDTH, color: bool = False) 
             print_words(console, line)
         if sent := traffic_of(result, rows):
             console.print()
-            print_table(console, TRAFFIC_COLUMNS, sent)
+            print_table(console, [c for c in TRAFFIC_COLUMNS if any(c.cell(each) for each in sent)], sent)
             for line in findings(sent):
                 print_words(console, line, style="yellow")
         console.print()

@@ -202,6 +202,25 @@ def _collective_complaint() -> str:
     return ""
 
 
+def _sequence_complaint() -> str:
+    """Positions of an example on several devices: XLA adds up its gradient before anything is squared."""
+    rng = np.random.default_rng(0)
+    w, x = jnp.asarray(rng.normal(size=(4, 4))), jnp.asarray(rng.normal(size=(EXAMPLES, 8, 4)))
+    mesh = jax.make_mesh((4, 2), ("data", "sequence"), axis_types=(AxisType.Auto,) * 2)
+
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.mean(jnp.square(jnp.tanh(x @ w)))
+
+    def constrained(w: Any, x: Any) -> Any:  # a sharding constraint of the user's own
+        return jnp.mean(jnp.square(jax.lax.with_sharding_constraint(jnp.tanh(x @ w), jax.P(None, "sequence"))))
+
+    expected = grad_stats(loss, STATS)(w, x)
+    sharded = jax.device_put(x, jax.NamedSharding(mesh, jax.P("data", "sequence")))
+    with jax.set_mesh(mesh):
+        found = [jax.jit(grad_stats(each, STATS))(w, sharded) for each in (loss, constrained)]
+    return next(filter(None, (_complaint(each, expected) for each in found)), "")
+
+
 def _refusal_complaint() -> str:
     """What cannot be done is said in words."""
     loss = lambda w, x: jnp.mean(jnp.tanh(x @ w))
@@ -238,6 +257,7 @@ CHECKS = {
     "kernels": _kernel_complaint,
     "keys": _keys_complaint,
     "refusals": _refusal_complaint,
+    "sequence": _sequence_complaint,
     "training": _training_complaint,
 }
 
