@@ -1,11 +1,17 @@
 """Slices and meshes: what their names mean, what is sharded over which axis, what is refused."""
 
+import dataclasses
+
 import jax
 import pytest
 
 from pegprof.errors import ExitCode, PegprofError
 from pegprof.profiling import meshes, targets
 from pegprof.profiling.devices import find_device
+from pegprof.profiling.result import Result, Traffic
+from pegprof.profiling.terminal import render_terminal
+from pegprof.targets.collectives import Collective
+from tests.profiling.results import RESULT
 
 
 @pytest.mark.parametrize(
@@ -93,3 +99,47 @@ def test_parameters_are_sharded_over_their_largest_axis_that_divides(shape, spec
     mesh = meshes.abstract_mesh({"data": 2, "fsdp": 3, "model": 8})
     assert tuple(meshes.parameter_sharding(shape, mesh).spec) == spec
     assert meshes.batch_sharding(mesh).spec == jax.P(("data", "fsdp"))
+
+
+def collective(**fields):
+    usual = {"kind": "all-reduce", "count": 1, "bytes": 2**20, "trips": 1, "devices": 8, "loop": "", "source": "m.py:7"}
+    return Collective(**{**usual, **fields})
+
+
+def on_eight_devices():
+    """The compiled rows of a slice, with what two methods send."""
+    empty = dict.fromkeys(("time_s", "time_iqr_s", "time_ratio", "time_batch", "host_peak_bytes", "max_rel_error"))
+    of_slice = {"target": "h100:8", "device": "8 × NVIDIA H100 80 GB", "mesh": "data=8", "devices": 8}
+    rows = tuple(dataclasses.replace(row, **empty, **of_slice, status="ok", reason="") for row in RESULT.rows)
+    in_loop = collective(kind="all-gather", trips=64, loop="optax.py:90")
+    sent = {"grad": (collective(),), "microbatch": (in_loop,)}
+    traffic = tuple(Traffic(batch=64, method=m, target="h100:8", collectives=found) for m, found in sent.items())
+    return dataclasses.replace(RESULT, rows=rows, verdict=None, plans={}, traffic=traffic)
+
+
+GOLDEN = """\
+transformer-151m: 184.4 M parameters, seq_len 512, float32, batch 64, mean second_moment
+h100:8: 8 × NVIDIA H100 80 GB, 20.0 GiB available each, mesh data=8; figures of one device
+method      status  XLA peak  × grad   flops
+────────────────────────────────────────────
+grad        ok      85.0 GiB    1.00  41.3 T
+vmap        ok      86.7 GiB    1.02  41.4 T
+microbatch  ok             –       –       –
+surgery     ok      13.0 GiB    0.15  41.5 T
+
+method      collective  count  in a loop  bytes × trips  at least  most from
+────────────────────────────────────────────────────────────────────────────
+grad        all-reduce      1  no               1.0 MiB    4.1 µs  m.py:7
+microbatch  all-gather      1  yes             64.0 MiB  130.5 µs  m.py:7
+microbatch: all-gather inside a loop, 64 times (optax.py:90)
+"""
+
+
+def test_a_table_of_collectives_follows_that_of_the_methods():
+    shown = render_terminal(on_eight_devices())
+    assert shown.startswith(GOLDEN)
+
+
+def test_a_result_of_a_mesh_is_read_back_whole():
+    result = on_eight_devices()
+    assert Result.from_json(result.to_json()) == result
