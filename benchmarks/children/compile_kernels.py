@@ -44,7 +44,7 @@ def compile_kernel(request: dict[str, Any], reporter: Reporter) -> None:
     def run(s_arrays: Any, r_arrays: Any, ids: Any) -> Any:
         pair = [dataclasses.replace(x, arrays=a) for x, a in ((outer.s, s_arrays), (outer.r, r_arrays))]
         if ids is not None:
-            pair[masked] = fused_tied._without(pair[masked], ids)
+            pair[masked] = fused_tied.without_rows(pair[masked], ids)
         s, r = pair
         facts.update(_facts(Outer(s=s, r=r), chip))
         return tpu.fold_outer(s, r, KINDS, precision=precision, chip=chip)

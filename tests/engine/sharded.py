@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType
 
-from pegprof import grad_stats, make_plan, train_step
+from pegprof import accumulate_stats, grad_stats, make_plan, train_step
 from pegprof.errors import PegprofError
 from pegprof.optimizers import micro_adam
 from tests.engine.cases import tolerance
@@ -221,6 +221,37 @@ def _sequence_complaint() -> str:
     return next(filter(None, (_complaint(each, expected) for each in found)), "")
 
 
+def _transformation_complaint() -> str:
+    """Statistics of a sharded batch are differentiated, batched and merged like any; one example a device is enough."""
+    rng = np.random.default_rng(0)
+    w, x = jnp.asarray(rng.normal(size=(3, 2))), jnp.asarray(rng.normal(size=(EXAMPLES, 4, 3)))
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    own = jax.NamedSharding(mesh, jax.P("data"))
+
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.mean(jnp.tanh(x @ w))
+
+    def values(x: Any, batch_axes: Any) -> list[Any]:
+        stats_of = grad_stats(loss, STATS, batch_axes=batch_axes)
+        kept = accumulate_stats(loss, STATS, batch_axes=batch_axes)
+
+        def total(w: Any) -> Any:
+            return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(stats_of(w, x)))
+
+        plan = make_plan(loss, w, x, stats=STATS, batch_axes=batch_axes)
+        return [
+            jax.grad(total)(w),
+            jax.vmap(lambda w: stats_of(w, x))(jnp.stack([w, 2 * w])),
+            kept(w, x).merge(kept(w, x)).finish(),
+            stats_of(w, x[:8]),
+            grad_stats(loss, STATS, batch_axes=batch_axes, plan=plan)(w, x),
+        ]
+
+    pairs = zip(*map(jax.tree.leaves, (values(jax.device_put(x, own), own), values(x, None))), strict=True)
+    off = max(float(jnp.max(jnp.abs(np.asarray(a) - np.asarray(b)))) for a, b in pairs)
+    return "" if off < 1e-12 else f"off by {off:.2g}"
+
+
 def _refusal_complaint() -> str:
     """What cannot be done is said in words."""
     loss = lambda w, x: jnp.mean(jnp.tanh(x @ w))
@@ -259,6 +290,7 @@ CHECKS = {
     "refusals": _refusal_complaint,
     "sequence": _sequence_complaint,
     "training": _training_complaint,
+    "transformations": _transformation_complaint,
 }
 
 

@@ -20,7 +20,9 @@ def check(cases):
     assert done.stdout.count(": agrees") == len(cases)
 
 
-@pytest.mark.parametrize("what", ["collectives", "kernels", "keys", "refusals", "sequence", "training"])
+@pytest.mark.parametrize(
+    "what", ["collectives", "kernels", "keys", "refusals", "sequence", "training", "transformations"]
+)
 def test_on_a_mesh_this_holds(what):
     check([what])
 

@@ -129,7 +129,7 @@ def _fold(tied: TiedProduct, values: Values, ids_BxT: jax.Array, accumulators: A
     at = int(tied.side == int(not arrangement.swapped))  # whether the rows of the table are the kernel's columns
     how: dict[str, Any] = dict(precision=product.precision, chip=chip, interpret=switch.interprets())
     if chip.backend == "tpu":
-        operands[at] = _without(operands[at], ids_BxT)
+        operands[at] = without_rows(operands[at], ids_BxT)
     elif at == 0:
         how["skip"] = _hits(ids_BxT, operands[0].D)
     else:
@@ -138,7 +138,7 @@ def _fold(tied: TiedProduct, values: Values, ids_BxT: jax.Array, accumulators: A
     return [x if a.per_example else arrangement.take(x) for a, x in zip(accumulators, summaries, strict=True)]
 
 
-def _without(operand: Operand, ids_BxT: jax.Array) -> Operand:
+def without_rows(operand: Operand, ids_BxT: jax.Array) -> Operand:
     """An operand with zeros for the free entries that an example looks up, found on chip."""
     ids = ids_BxT[:, None, None, :, None] if operand.minor else ids_BxT[:, None, None, None, :]
     evaluate = operand.evaluate or (lambda blocks, index: blocks[0])
