@@ -75,9 +75,9 @@ def find_share(args: Sequence[Any], options: Options) -> Share | None:
     named = options.batch_axes
     context = jax.sharding.get_abstract_mesh()
     mesh = context if not context.empty else named.mesh if isinstance(named, jax.NamedSharding) else _mesh_of(args)
+    if mesh is None and named is None:
+        return None
     if mesh is None:
-        if named is None:
-            return None
         raise PegprofError(
             f"batch_axes={named!r}, but there is no mesh",
             hint="call it under jax.set_mesh(mesh), with arrays that are sharded, or with a jax.NamedSharding",
@@ -88,20 +88,26 @@ def find_share(args: Sequence[Any], options: Options) -> Share | None:
         axes = _find_axes(leaves, mesh, is_inside=bool(manual))
     else:
         axes = _leading(named) if isinstance(named, jax.NamedSharding) else _as_tuple(named)
+    _check_axes(axes, mesh, manual)
+    is_inside = bool(manual.intersection(axes))
+    devices = math.prod(mesh.shape[axis] for axis in axes)
+    if devices == 1 and not is_inside:
+        return None
+    return Share(axes=axes, devices=devices, mesh=mesh if context.empty else None, manual=is_inside)
+
+
+def _check_axes(axes: Sequence[str], mesh: Any, manual: frozenset[str]) -> None:
+    """Refuse axes that the mesh does not have, or of which a ``shard_map`` around has some."""
     for axis in axes:
         if axis not in mesh.axis_names:
             listed = f"the mesh has {', '.join(mesh.axis_names)}"
-            raise PegprofError(f"unknown mesh axis {axis!r}: {listed}", hint=nearest(axis, mesh.axis_names) or listed)
-    devices = math.prod(mesh.shape[axis] for axis in axes)
+            raise PegprofError(f"unknown mesh axis {axis!r}: {listed}", hint=nearest(axis, mesh.axis_names))
     inside = manual.intersection(axes)
     if inside and len(inside) < len(axes):
         raise PegprofError(
             f"of the batch axes {', '.join(axes)} only {', '.join(sorted(inside))} are axes of the shard_map around",
             hint="name axes of the shard_map alone, or call it outside",
         )
-    if not axes or (devices == 1 and not inside):
-        return None
-    return Share(axes=axes, devices=devices, mesh=mesh if context.empty else None, manual=bool(inside))
 
 
 def _leading(sharding: jax.NamedSharding) -> tuple[str, ...]:
