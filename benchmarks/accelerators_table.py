@@ -24,7 +24,7 @@ FLAGSHIP = ("transformer-151m", "", 64)
 
 def main(file: Annotated[Path, typer.Argument(help="What benchmarks/accelerators.py wrote.")]) -> None:
     """Print the report."""
-    print(render(read(file)))
+    print(render(read(file)), end="")
 
 
 def read(file: Path) -> list[Row]:
