@@ -1,6 +1,7 @@
 """What a compiled program sends from device to device: its collectives, with how often they run and from which line."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -55,7 +56,8 @@ def find_collectives(text: str) -> tuple[Collective, ...]:
     everyone = int(partitions[1]) if partitions else 1
     found: dict[tuple[str, int, int, str, str], list[int]] = {}
     for operation, trips, loop in _walk(module, module.entry, 1, ""):
-        key = _kind(operation), trips, _group_size(operation, everyone), loop, _source(module, operation)
+        attributes = operation.attributes if operation.opcode != "fusion" else _inside(module, operation).attributes
+        key = _kind(operation), trips, _group_size(attributes, everyone), loop, _source(module, operation)
         found.setdefault(key, []).append(_moved(operation))
     collectives = [
         Collective(
@@ -73,14 +75,21 @@ def floor_s(collectives: Sequence[Collective], chip: str) -> float | None:
 
 
 _GROUPS = re.compile(r"replica_groups=(?:\[\d+,(\d+)\]|\{\{([\d,]*)\})")
+_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\S+)? \{([^}]*)\}")
 
 
-def _group_size(operation: Operation, everyone: int) -> int:
-    """How many devices take part: all, where the text names none."""
-    found = _GROUPS.search(operation.attributes)
-    if not found:
-        return everyone
-    return int(found[1]) if found[1] else len(found[2].split(","))
+def _group_size(attributes: str, everyone: int) -> int:
+    """How many devices take part: all, where the text names none.
+
+    >>> _group_size("replica_groups=mesh['a'=4,'b'=16], device_ids=([16,4]T(1,0)) {'a'}, dimensions={2}", 64)
+    4
+    """
+    if found := _MESH_GROUPS.search(attributes):
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", found[1]))
+        return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", found[2]))
+    if found := _GROUPS.search(attributes):
+        return int(found[1]) if found[1] else len(found[2].split(","))
+    return everyone
 
 
 def _walk(module: Module, computation: Computation, trips: int, loop: str) -> Iterator[tuple[Operation, int, str]]:
@@ -99,9 +108,20 @@ def _walk(module: Module, computation: Computation, trips: int, loop: str) -> It
 
 
 def _kind(operation: Operation) -> str:
-    """The kind of a collective; an asynchronous one counts where it starts."""
+    """The kind of a collective; an asynchronous one counts where it starts.
+
+    A TPU's compiler makes a reduce-scatter as a fusion of an all-reduce with the slices that a device keeps.
+    """
+    if operation.opcode == "fusion" and any(name.startswith("all-reduce-scatter") for name in operation.called):
+        return "reduce-scatter"
     opcode = operation.opcode.removesuffix("-start")
     return opcode if opcode in KINDS else ""
+
+
+def _inside(module: Module, fusion: Operation) -> Operation:
+    """The collective that a fusion is made of."""
+    inner = (each for name in fusion.called for each in module.computations[name].operations)
+    return next((each for each in inner if _kind(each)), fusion)
 
 
 def _moved(operation: Operation) -> int:
