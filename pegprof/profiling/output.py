@@ -89,15 +89,20 @@ def default_csv_path(settings: Settings, targets: Sequence[str]) -> Path:
     >>> str(default_csv_path(Settings(model="my/file.py:net", batches=(8, 16)), ["cpu", "h100"]))
     'reports/my-file.py-net-b8-16-cpu-h100.csv'
     """
-    return Path("reports", f"{_subject(settings)}-b{'-'.join(map(str, settings.batches))}-{'-'.join(targets)}.csv")
+    batches = "-".join(map(str, settings.batches))
+    return Path("reports", f"{_subject(settings)}-b{batches}-{'-'.join(map(_file_name, targets))}{_mesh(settings)}.csv")
 
 
 def fit_csv_path(settings: Settings, target: str) -> Path:
     """
-    >>> str(fit_csv_path(Settings(model="mlp", step="adam"), "tpu-v5e"))
-    'reports/mlp-adam-fit-tpu-v5e.csv'
+    >>> str(fit_csv_path(Settings(model="mlp", step="adam", mesh={"data": 2, "fsdp": 2}), "tpu-v5e:2x2"))
+    'reports/mlp-adam-fit-tpu-v5e-2x2-data2-fsdp2.csv'
     """
-    return Path("reports", f"{_subject(settings)}-fit-{target}.csv")
+    return Path("reports", f"{_subject(settings)}-fit-{_file_name(target)}{_mesh(settings)}.csv")
+
+
+def _mesh(settings: Settings) -> str:
+    return "".join(f"-{axis}{size}" for axis, size in settings.mesh.items())
 
 
 def _subject(settings: Settings) -> str:
@@ -105,8 +110,9 @@ def _subject(settings: Settings) -> str:
     return "-".join([_file_name(settings.model), *([settings.step] if settings.step else [])])
 
 
-def _file_name(model: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", model).strip("-.")
+def _file_name(name: str) -> str:
+    """A model or a target as part of a file's name, which has no colons on every system."""
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.")
 
 
 def _flag(name: str) -> str:
