@@ -33,7 +33,15 @@ def run(name, stats, chip, monkeypatch):
     return plan, actual
 
 
-@pytest.mark.usefixtures("x64")
+@pytest.fixture
+def x64_in_all_threads():
+    """As ``x64``, also for callbacks, which XLA runs in threads of its own where a program takes long."""
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+@pytest.mark.usefixtures("x64_in_all_threads")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_program_that_a_kernel_fits_is_right_by_it(name, monkeypatch):
     number = list(PROGRAMS).index(name)
