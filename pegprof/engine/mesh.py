@@ -49,17 +49,14 @@ class Share:
     mesh: Any = None
     manual: bool = False
 
-    def of(self, B: int) -> int:
-        """How many of B examples a device has."""
-        if self.manual:
-            return B
+    def check(self, B: int) -> None:
+        """Refuse a batch that its devices do not divide."""
         if B % self.devices:
             raise PegprofError(
                 f"a batch of {B} examples cannot be sharded over {_axes(self.axes)}: "
                 f"their {self.devices} devices do not divide it",
                 hint=f"choose a batch that is a multiple of {self.devices}",
             )
-        return B // self.devices
 
     def numbers(self, count: int) -> jax.Array:
         """The numbers of this device's ``count`` examples in the whole batch; for the inside of the ``shard_map``."""
@@ -174,22 +171,14 @@ def run_sharded(
 
     if share.manual:
         return merged(*args)
-    share.of(batch_size(args, options))  # an uneven batch is refused in words
     own, whole = jax.P(share.axes), jax.P()
     kept = [own if a.per_example else whole for a in accumulators]
     params = jax.tree.leaves([args[i] for i in options.params])
-    sharded = jax.shard_map(
-        merged,
-        mesh=share.mesh,
-        in_specs=tuple(own if i in options.batch else whole for i in range(len(args))),
-        out_specs=(whole, own, [kept] * len(params)),
-        axis_names=set(share.axes),
-        check_vma=False,  # nothing is added up over devices but what is merged here
-    )
+    sharded = _on_every_device(share, merged, args, options, out_specs=(whole, own, [kept] * len(params)))
 
     @jax.jit  # without it, a shard_map over some axes of a mesh takes no arrays that are sharded over the others
     def placed(*args: Any) -> Local:
-        value, aux, summaries = sharded(*_as_taken(share, args, options))
+        value, aux, summaries = sharded(*args)
         return value, aux, [_like_parameter(x, w, accumulators) for x, w in zip(summaries, params, strict=True)]
 
     return placed(*args)
@@ -199,19 +188,29 @@ def on_one_device(share: Share, fn: Callable[..., Any], args: Sequence[Any], opt
     """What ``fn`` returns for the arguments of one device; it is traced, and may return anything."""
     if share.manual:
         return fn(*args)
-    options = options.of(args)
-    share.of(batch_size(args, options))
     found: list[Any] = []
 
     def trace(*args: Any) -> None:
         found.append(fn(*args))
 
-    own, whole = jax.P(share.axes), jax.P()
-    in_specs = tuple(own if i in options.batch else whole for i in range(len(args)))
-    axes = set(share.axes)
-    sharded = jax.shard_map(trace, mesh=share.mesh, in_specs=in_specs, out_specs=None, axis_names=axes, check_vma=False)
-    jax.eval_shape(lambda *args: sharded(*_as_taken(share, args, options)), *args)
+    jax.eval_shape(_on_every_device(share, trace, args, options.of(args), out_specs=None), *args)
     return found[0]
+
+
+def _on_every_device(
+    share: Share, fn: Callable[..., Any], args: Sequence[Any], options: Options, *, out_specs: Any
+) -> Callable[..., Any]:
+    """A function of arguments like these that runs ``fn`` on every device, with its own examples."""
+    share.check(batch_size(args, options))
+    sharded = jax.shard_map(
+        fn,
+        mesh=share.mesh,
+        in_specs=tuple(jax.P(share.axes) if i in options.batch else jax.P() for i in range(len(args))),
+        out_specs=out_specs,
+        axis_names=set(share.axes),
+        check_vma=False,  # nothing is added up over devices but what is merged in ``run_sharded``
+    )
+    return lambda *args: sharded(*_as_taken(share, args, options))
 
 
 def automatic_axes() -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 
 The gradient of an example is g[v] = Σ_t [id_t = v] u_t, the product of a matrix of ones and zeros with the cotangents.
 The kernel compares ids with the numbers of its rows on chip. So every accumulator, the variance as well, takes one pass
-over the cotangents, without a sort or a scatter. It multiplies by V·T entries where ``segment`` moves T rows: that pays
-for tables of some thousand rows at most.
+over the cotangents, without a sort or a scatter. It multiplies by V·T entries where ``segment`` moves T rows. That pays
+where a table has few more rows than an example has positions; the planner's prices decide.
 """
 
 import dataclasses
