@@ -21,14 +21,15 @@ from rich.table import Table
 import pegprof
 from benchmarks.accelerators_text import operations_table
 from benchmarks.command import run_command, say, write_csv
+from pegprof.cli import arguments
 from pegprof.errors import PegprofError
-from pegprof.profiling import arguments, cache, targets
-from pegprof.profiling.devices import DEVICES, require_compiler
-from pegprof.profiling.process import Child, ChildFailure
-from pegprof.profiling.progress import Silence
-from pegprof.profiling.result import METHODS
-from pegprof.profiling.units import UNKNOWN, format_bytes
-from pegprof.targets.estimate import Estimate, estimate
+from pegprof.measure.process import Child, ChildFailure
+from pegprof.measure.progress import Silence
+from pegprof.result.settings import METHODS
+from pegprof.targets import cache, selection
+from pegprof.targets.devices import DEVICES, require_compiler
+from pegprof.targets.hlo.estimate import Estimate, estimate
+from pegprof.units import UNKNOWN, format_bytes
 
 LIMIT_S = 1800.0  # for one method
 WIDTH = 230
@@ -61,7 +62,7 @@ def main(
     options = arguments.parse_options(set_ or (), dtype=dtype)
     names, places = arguments.parse_names(method), arguments.parse_names(target)
     for place in places:
-        targets.choose_target(place, targets.cpu_target())  # a name that is unknown is told before anything is compiled
+        selection.choose_target(place, selection.cpu_target())  # refuses an unknown name at once
         require_compiler(DEVICES[place])
     if unknown := [name for name in names if name not in METHODS]:
         raise PegprofError(f"unknown method {unknown[0]!r}", hint=f"choose from {', '.join(METHODS)}")
@@ -133,7 +134,7 @@ def _estimate_one(
 
 
 def _ask(request: Mapping[str, Any], place: str) -> dict[str, Any]:
-    target, module = targets.absent_target(DEVICES[place]), "benchmarks.children.compile_text"
+    target, module = selection.absent_target(DEVICES[place]), "benchmarks.children.compile_text"
     with contextlib.closing(Child(target.environment, talk=Silence(), module=module)) as child:
         child.send("compile_text", {**request, "backend": target.backend})
         return child.receive(limit_s=LIMIT_S)

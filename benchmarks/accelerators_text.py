@@ -8,8 +8,8 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
-from pegprof.profiling.units import UNKNOWN
-from pegprof.targets.estimate import Estimate, OperationPrice
+from pegprof.targets.hlo.estimate import Estimate, OperationPrice
+from pegprof.units import UNKNOWN
 
 FAR = 3.0  # times the roofline: a price that is worth a look
 

@@ -23,9 +23,9 @@ from benchmarks.models import MODELS, transformer
 from benchmarks.timing import compile_program, make_schedule, time_once, time_rounds
 from pegprof.engine.statistics import resolve
 from pegprof.errors import ExitCode, PegprofError
-from pegprof.problem import Problem
-from pegprof.profiling import methods
-from pegprof.profiling.units import format_bytes, format_ratio, format_seconds
+from pegprof.measure.worker import methods
+from pegprof.models.problem import Problem
+from pegprof.units import format_bytes, format_ratio, format_seconds
 
 STATS = ("mean", "second_moment")
 SLOPE_BAR = 1.1

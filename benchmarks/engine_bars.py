@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from benchmarks.engine_results import NOISE, OURS, Results
 from benchmarks.timing import geometric_mean
-from pegprof.profiling.agreement import TOLERANCES
+from pegprof.measure.worker.agreement import TOLERANCES
 
 Values = dict[str, float | None]
 MOMENTS, NORMS = frozenset({"mean", "second_moment"}), frozenset({"norm"})

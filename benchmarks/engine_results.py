@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from benchmarks.models import Model
 from benchmarks.timing import Program, Timing
 from pegprof.engine.plan import Plan
-from pegprof.profiling.units import UNKNOWN
+from pegprof.units import UNKNOWN
 
 REFERENCE, OURS = "grad", "surgery"
 NOISE = 1.10  # what two runs of the same program may differ by

@@ -10,12 +10,12 @@ from rich.table import Table
 import pegprof
 from benchmarks.engine_results import NOISE, OURS, REFERENCE, Results, Row
 from benchmarks.timing import geometric_mean
-from pegprof.profiling.targets import cpu_name
-from pegprof.profiling.units import UNKNOWN, format_bytes, format_ratio, format_seconds
+from pegprof.targets.selection import cpu_name
+from pegprof.units import UNKNOWN, format_bytes, format_ratio, format_seconds
 
 
 def time_table(results: Results, names: Sequence[str]) -> Table:
-    title = f"Time of {' and '.join(results.stats)}, as a ratio to grad's (best of the repeats)"
+    title = f"Time of {' and '.join(results.stats)}, as a ratio to grad's (the median of the repeats)"
     table = Table(title=title, caption=f"ok: as fast as the best of vmap and micro_grad, within {NOISE - 1:.0%}")
     for column in ("model", "B", "grad", *_others(names)):
         table.add_column(column, justify="left" if column == "model" else "right")

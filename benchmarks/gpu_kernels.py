@@ -34,9 +34,9 @@ from pegprof.engine.accumulators import MEAN, SQUARE
 from pegprof.engine.kernels import gpu
 from pegprof.engine.kernels.base import KernelCost, Operand, Outer
 from pegprof.errors import ExitCode, PegprofError, first_line
-from pegprof.profiling.compilers import CUDA, why_not
-from pegprof.profiling.elsewhere import Place
+from pegprof.measure.worker.place import Place
 from pegprof.targets.chips import CHIPS
+from pegprof.targets.compilers import CUDA, why_not
 
 B, T, D, E = 64, 512, 1024, 4096
 KINDS = [MEAN, SQUARE]

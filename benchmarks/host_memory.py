@@ -16,14 +16,15 @@ import typer
 
 import pegprof
 from benchmarks.command import run_command, say, write_csv
+from pegprof.cli import arguments
 from pegprof.errors import ExitCode, PegprofError
-from pegprof.problem import zoo_names
-from pegprof.profiling import arguments
-from pegprof.profiling.markdown import table
-from pegprof.profiling.race import Peak
-from pegprof.profiling.result import METHODS, Row
-from pegprof.profiling.tables import Column
-from pegprof.profiling.units import UNKNOWN, format_bytes
+from pegprof.models.problem import zoo_names
+from pegprof.report.markdown import table
+from pegprof.report.tables import Column
+from pegprof.result.findings import Peak
+from pegprof.result.result import Row
+from pegprof.result.settings import METHODS
+from pegprof.units import UNKNOWN, format_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from flax import linen as nn
 
 from model_zoo import mean_cross_entropy
 from pegprof.errors import PegprofError, nearest
-from pegprof.problem import Problem, load_problem, zoo_names
+from pegprof.models.problem import Problem, load_problem, zoo_names
 
 IMAGE_SHAPE = (32, 32, 3)
 CLASSES = 10

@@ -28,11 +28,11 @@ from benchmarks.on_device_rows import (
     with_memory,
     with_ratios,
 )
+from pegprof.cli import arguments
 from pegprof.errors import ExitCode, PegprofError, nearest
-from pegprof.profiling import arguments
-from pegprof.profiling.process import Child, ChildFailure, Worker
-from pegprof.profiling.targets import Target, host_target
+from pegprof.measure.process import Child, ChildFailure, Worker
 from pegprof.targets.chips import CHIPS
+from pegprof.targets.selection import Target, host_target
 
 LIMIT_S = 1800.0  # for one answer
 

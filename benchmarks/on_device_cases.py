@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pegprof.cli import arguments
 from pegprof.errors import PegprofError
-from pegprof.profiling import arguments
 from pegprof.targets.chips import CHIPS
 
 DTYPES = ("float32", "bfloat16")

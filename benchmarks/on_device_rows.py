@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from benchmarks.on_device_cases import Case
-from pegprof.profiling.units import UNKNOWN, format_bytes, format_ratio, format_seconds
+from pegprof.units import UNKNOWN, format_bytes, format_ratio, format_seconds
 
 Status = Literal["ok", "refused", "wrong", "failed"]
 """refused: it does not fit the memory. wrong: it runs, and its values are off."""

@@ -23,11 +23,12 @@ from benchmarks.command import make_console, run_command, say, write_csv
 from benchmarks.models import Model, find_models
 from benchmarks.timing import Program, Timing, compile_program, race
 from pegprof import optimizers
+from pegprof.cli import arguments
 from pegprof.engine.statistics import resolve
 from pegprof.errors import ExitCode, PegprofError, nearest
-from pegprof.profiling import arguments, methods
-from pegprof.profiling.result import DEFAULT_BATCH
-from pegprof.profiling.units import format_bytes, format_seconds
+from pegprof.measure.worker import methods
+from pegprof.result.settings import DEFAULT_BATCH
+from pegprof.units import format_bytes, format_seconds
 
 REFERENCE = "adam by grad"
 BAR = 1.15  # for micro_adam by surgery on transformer-tiny
@@ -46,7 +47,7 @@ class Row:
     batch: int
     step: str
     time_s: float
-    time_ratio: float  # to the reference in the same rounds; the best repeat
+    time_ratio: float  # to the reference in the same rounds; the median repeat
     ratios: str  # of all repeats
     runs: int
     temp_bytes: int
@@ -159,7 +160,7 @@ def main(
     rounds: Annotated[
         int | None, typer.Option(min=1, help=f"Rounds a repeat; as many as fit {SECONDS:g} s if not given.")
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="The best of how many.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="The median of how many.")] = 3,
     csv_path: Annotated[
         str | None, typer.Option("--csv", metavar="F", help="Also write a CSV; - is stdout, the table then on stderr.")
     ] = None,

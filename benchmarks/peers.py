@@ -17,7 +17,7 @@ from rich.table import Table
 from benchmarks.command import make_console, run_command, write_csv
 from benchmarks.timing import TOO_SLOW, Timing, geometric_mean, make_schedule, time_once, time_rounds, warm_time
 from pegprof.errors import PegprofError, nearest
-from pegprof.profiling.units import format_ratio, format_seconds
+from pegprof.units import format_ratio, format_seconds
 
 REFERENCE = "torch grad"
 SECONDS = 8.0  # of rounds for one repeat of one model, when the number of rounds was not asked for
@@ -357,7 +357,7 @@ def main(
     rounds: Annotated[
         int | None, typer.Option(min=1, help=f"Rounds a repeat; as many as fit {SECONDS:g} s if not given.")
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="The best of how many.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="The median of how many.")] = 3,
     csv_path: Annotated[str | None, typer.Option("--csv", metavar="F", help="Also write a CSV.")] = None,
 ) -> None:
     """Time torch.func, Opacus and BackPACK, where installed, against torch's own gradient."""

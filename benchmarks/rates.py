@@ -1,4 +1,4 @@
-"""How fast this machine is at what the planner counts; the CPU's line in ``pegprof/rates.py`` comes from here.
+"""How fast this machine is at what the planner counts; the CPU's line in ``pegprof/targets/rates.py`` comes from here.
 
 Each rate is measured on what the engine makes XLA do, not on its peak: products of the sizes of small models, the
 weight gradient of one example's convolution, a loop's step with a product too small to matter. Best of several runs.
@@ -18,9 +18,9 @@ from jax import lax
 
 from benchmarks.command import run_command
 from benchmarks.timing import geometric_mean, warm_time
-from pegprof.profiling.targets import cpu_name
-from pegprof.profiling.units import format_bytes
-from pegprof.rates import Rates, rates_of
+from pegprof.targets.rates import Rates, rates_of
+from pegprof.targets.selection import cpu_name
+from pegprof.units import format_bytes
 
 
 def _seconds(fn: Callable[..., Any], *args: Any, runs: int) -> float:

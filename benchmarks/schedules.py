@@ -18,8 +18,8 @@ from benchmarks.command import make_console, run_command, say, write_csv
 from benchmarks.models import MODELS, Model, find_models
 from benchmarks.timing import compile_program, geometric_mean, race
 from pegprof.engine.statistics import resolve
-from pegprof.profiling import methods
-from pegprof.profiling.units import format_bytes, format_seconds
+from pegprof.measure.worker import methods
+from pegprof.units import format_bytes, format_seconds
 
 REFERENCE = "grad"
 SECONDS = 20.0  # of rounds for one repeat, when the number of rounds was not asked for
@@ -36,7 +36,7 @@ class Row:
     estimated_s: float
     estimated_bytes: float
     time_s: float
-    time_ratio: float  # to grad in the same rounds; the best repeat
+    time_ratio: float  # to grad in the same rounds; the median repeat
     ratios: str  # of all repeats
     runs: int
     temp_bytes: int
@@ -118,7 +118,7 @@ def main(
     rounds: Annotated[
         int | None, typer.Option(min=1, help=f"Rounds a repeat; as many as fit {SECONDS:g} s if not given.")
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="The best of how many.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="The median of how many.")] = 3,
     csv: Annotated[str | None, typer.Option("--csv", metavar="F", help="Also write a CSV; - is stdout.")] = None,
 ) -> None:
     """Time surgery at every schedule that the planner compares, and say how far from the best its choice is."""

@@ -46,7 +46,7 @@ def compile_program(fn: Callable[..., Any], *args: Any) -> Program:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timing:
-    """One program's times. A repeat's ratio is the median over its rounds; the best repeat is the one that counts."""
+    """One program's times. A repeat's ratio is the median over its rounds, and the median repeat is what counts."""
 
     ratios: tuple[float, ...]  # to the reference, one a repeat
     times_s: tuple[float, ...]  # medians, one a repeat
@@ -54,11 +54,11 @@ class Timing:
 
     @property
     def ratio(self) -> float:
-        return min(self.ratios)
+        return statistics.median(self.ratios)
 
     @property
     def time_s(self) -> float:
-        return min(self.times_s)
+        return statistics.median(self.times_s)
 
 
 def time_once(run: Run) -> float:

@@ -19,11 +19,12 @@ from rich.table import Table
 
 from benchmarks.command import make_console, run_command, say, write_csv
 from benchmarks.tpu_schedule import parse_schedule
-from pegprof.profiling import arguments, targets
-from pegprof.profiling.devices import DEVICES, require_compiler
-from pegprof.profiling.process import Child
-from pegprof.profiling.progress import Silence
+from pegprof.cli import arguments
+from pegprof.measure.process import Child
+from pegprof.measure.progress import Silence
+from pegprof.targets import selection
 from pegprof.targets.chips import CHIPS, Chip
+from pegprof.targets.devices import DEVICES, require_compiler
 
 MODEL = "transformer-151m"
 PARAMETERS = {
@@ -45,7 +46,7 @@ def main(
     """Compile the outer kernel for TPUs that are not here, and print what its schedule takes."""
     names = arguments.parse_names(target)
     for name in names:
-        targets.choose_target(name, targets.cpu_target())  # a name that is unknown is told before anything is compiled
+        selection.choose_target(name, selection.cpu_target())  # refuses an unknown name at once
         require_compiler(DEVICES[name])
     rows = [row for name in names for row in schedules(name, batch)]
     make_console().print(as_table(rows))
@@ -58,7 +59,7 @@ def schedules(name: str, batch: int) -> Iterator[Row]:
     with tempfile.TemporaryDirectory(prefix="pegprof-") as folder:
         dump = Path(folder, "llo")
         flags = {"LIBTPU_INIT_ARGS": f"--xla_jf_dump_to={dump} --xla_jf_dump_llo_text=true"}
-        environment = {**targets.absent_target(DEVICES[name]).environment, **flags}
+        environment = {**selection.absent_target(DEVICES[name]).environment, **flags}
         module = "benchmarks.children.compile_kernels"
         with contextlib.closing(Child(environment, talk=Silence(), module=module)) as child:
             for parameter in PARAMETERS:

@@ -19,13 +19,14 @@ import typer
 import pegprof
 from benchmarks.command import run_command, say, write_csv
 from benchmarks.zoo_targets_figure import draw
+from pegprof.cli import arguments
 from pegprof.errors import PegprofError
-from pegprof.problem import zoo_names
-from pegprof.profiling import arguments
-from pegprof.profiling.devices import DEVICES
-from pegprof.profiling.measure import Session, find_targets
-from pegprof.profiling.progress import Silence
-from pegprof.profiling.result import METHODS, Result, Row, Settings
+from pegprof.measure.progress import Silence
+from pegprof.measure.session import Session, find_targets
+from pegprof.models.problem import zoo_names
+from pegprof.result.result import Result, Row
+from pegprof.result.settings import METHODS, Settings
+from pegprof.targets.devices import DEVICES
 
 TARGETS = "cpu,tpu-v5e,tpu-v5p,h100"
 COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
@@ -112,22 +113,19 @@ def compile_anew(known: Sequence[Cells], model: str, target: str, batch: int, an
     say(f"{model} on {target}: {', '.join(anew)} ...")
     settings = Settings(model=model, batches=(batch,), methods=tuple(anew), targets=(target,), time=False)
     (place,) = find_targets(settings, talk=Silence())
-    session = Session(settings, (place,), talk=Silence(), save=_ignore, preview=_ignore, debug=False, problem=None)
-    with contextlib.closing(session.asker):
+    session = Session(settings, (place,), talk=Silence())
+    with contextlib.closing(session.workers):
         session.describe()
-        compiled = {method: session.compile(batch, method, place) for method in anew}
+        for method in anew:
+            session.compile(batch, method, place)
     old = {row["method"]: row for row in known}
     new = {row["method"]: row for row in _cells(session.result())}
     for method, row in new.items():
         row |= {name: old[method][name] for name in ("activation_bytes_per_example", "activations_dominate")}
-        needed = compiled[method].assigned_bytes
+        needed = session.history.compiled[batch, method, place.name].assigned_bytes
         if needed and "grad" not in new and old["grad"]["peak_ratio"]:  # one that was refused has none
             row["peak_ratio"] = str(needed / int(old["grad"]["peak_bytes"]))
     return list((old | new).values())
-
-
-def _ignore(result: Result) -> None:
-    """Nothing is shown before all is compiled."""
 
 
 def _cells(result: Result) -> list[Cells]:

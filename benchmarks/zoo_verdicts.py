@@ -13,13 +13,13 @@ import typer
 
 import pegprof
 from benchmarks.command import run_command, say, write_csv
+from pegprof.cli import arguments
 from pegprof.errors import PegprofError
-from pegprof.problem import zoo_names
-from pegprof.profiling import arguments
-from pegprof.profiling.markdown import table
-from pegprof.profiling.result import Result
-from pegprof.profiling.tables import Column
-from pegprof.profiling.units import UNKNOWN, format_bytes, format_count, format_ratio
+from pegprof.models.problem import zoo_names
+from pegprof.report.markdown import table
+from pegprof.report.tables import Column
+from pegprof.result.result import Result
+from pegprof.units import UNKNOWN, format_bytes, format_count, format_ratio
 
 METHODS = ("grad", "vmap", "surgery")
 

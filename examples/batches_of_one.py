@@ -7,7 +7,7 @@ pegprof run examples/batches_of_one.py:batches_of_one --set model=transformer-15
 import dataclasses
 
 from pegprof import Problem
-from pegprof.problem import load_problem
+from pegprof.models.problem import load_problem
 
 
 def batches_of_one(model: str = "transformer-tiny") -> Problem:

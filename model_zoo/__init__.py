@@ -15,7 +15,7 @@ import optax
 from flax import linen as nn
 
 from pegprof.errors import PegprofError
-from pegprof.problem import Problem
+from pegprof.models.problem import Problem
 
 DType = Literal["float32", "bfloat16", "float16", "float64"]
 Batch = Callable[[jax.Array, int], Any]

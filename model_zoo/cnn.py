@@ -6,7 +6,7 @@ import jax
 from flax import linen as nn
 
 from model_zoo import DType, classification_problem, compute_dtype
-from pegprof.problem import Problem
+from pegprof.models.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from model_zoo import DType, compute_dtype, mean_cross_entropy
-from pegprof.problem import Problem
+from pegprof.models.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

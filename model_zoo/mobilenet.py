@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from model_zoo import DType, compute_dtype, mean_cross_entropy, random_images
-from pegprof.problem import Problem
+from pegprof.models.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

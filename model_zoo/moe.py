@@ -14,7 +14,7 @@ from flax import linen as nn
 
 from model_zoo import compute_dtype, mean_cross_entropy, random_tokens, run_blocks, transformer
 from pegprof.errors import PegprofError
-from pegprof.problem import Problem
+from pegprof.models.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

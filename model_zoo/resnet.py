@@ -17,7 +17,7 @@ from model_zoo import (
     classification_problem,
     compute_dtype,
 )
-from pegprof.problem import Problem
+from pegprof.models.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from model_zoo import DType, compute_dtype, mean_cross_entropy, random_tokens
-from pegprof.problem import Problem
+from pegprof.models.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from model_zoo import (
     next_token_problem,
     run_blocks,
 )
-from pegprof.problem import Problem
+from pegprof.models.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

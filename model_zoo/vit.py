@@ -13,7 +13,7 @@ from model_zoo import (
     compute_dtype,
     run_blocks,
 )
-from pegprof.problem import Problem
+from pegprof.models.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pegprof import optimizers as optimizers
-    from pegprof.adapters import from_flax as from_flax
-    from pegprof.adapters import from_nnx as from_nnx
-    from pegprof.checking.examples import check_examples as check_examples
     from pegprof.engine.accumulators import Accumulator as Accumulator
     from pegprof.engine.accumulators import Moment as Moment
     from pegprof.engine.accumulators import PerExample as PerExample
@@ -21,10 +18,13 @@ if TYPE_CHECKING:
     from pegprof.engine.run import value_and_grad_stats as value_and_grad_stats
     from pegprof.engine.statistics import Statistic as Statistic
     from pegprof.errors import PegprofError as PegprofError
+    from pegprof.measure import profile as profile
+    from pegprof.models.adapters import from_flax as from_flax
+    from pegprof.models.adapters import from_nnx as from_nnx
+    from pegprof.models.check_examples import check_examples as check_examples
+    from pegprof.models.problem import Problem as Problem
     from pegprof.optimizers.step import train_step as train_step
-    from pegprof.problem import Problem as Problem
-    from pegprof.profiling import profile as profile
-    from pegprof.profiling.result import Result as Result
+    from pegprof.result.result import Result as Result
 
 __version__ = "0.1.0"
 
@@ -34,18 +34,18 @@ _HOME_OF = {
     "value_and_grad_stats": "pegprof.engine.run",
     "make_plan": "pegprof.engine.planner",
     "kernels": "pegprof.engine.kernels.switch",
-    "check_examples": "pegprof.checking.examples",
+    "check_examples": "pegprof.models.check_examples",
     "Statistic": "pegprof.engine.statistics",
     "Accumulator": "pegprof.engine.accumulators",
     "PerExample": "pegprof.engine.accumulators",
     "Moment": "pegprof.engine.accumulators",
     "train_step": "pegprof.optimizers.step",
     "PegprofError": "pegprof.errors",
-    "Problem": "pegprof.problem",
-    "from_flax": "pegprof.adapters",
-    "from_nnx": "pegprof.adapters",
-    "profile": "pegprof.profiling",
-    "Result": "pegprof.profiling.result",
+    "Problem": "pegprof.models.problem",
+    "from_flax": "pegprof.models.adapters",
+    "from_nnx": "pegprof.models.adapters",
+    "profile": "pegprof.measure",
+    "Result": "pegprof.result.result",
 }
 _SUBPACKAGES = ("optimizers",)
 

@@ -1,6 +1,10 @@
 """``python -m pegprof``."""
 
-from pegprof.cli import main
+from pegprof import search_path
 
 if __name__ == "__main__":
+    search_path.move_first_folder()  # before anything else is imported
+
+    from pegprof.cli import main
+
     main()

@@ -1,7 +1,7 @@
 """The one exception that pegprof raises on purpose, and the exit codes that it carries.
 
 An error says what is wrong, where (the user's own file and line, when known) and what to do about it.
-Only ``cli.py`` prints it; in Python it reads as an ordinary exception.
+Only ``cli`` prints it; in Python it reads as an ordinary exception.
 """
 
 import difflib

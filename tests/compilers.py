@@ -7,7 +7,7 @@ would prove nothing of targets. On every other system they are skipped, with the
 
 import pytest
 
-from pegprof.profiling.compilers import has_wheels
+from pegprof.targets.compilers import has_wheels
 
 needs_compilers = pytest.mark.skipif(
     not has_wheels(), reason="XLA's compilers for TPUs and GPUs have no wheels for this system, only for Linux, x86-64"

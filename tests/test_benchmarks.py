@@ -19,7 +19,8 @@ import pegprof
 from benchmarks import (
     batch_scaling,
     engine,
-    gate_noise,
+    gate_power,
+    gate_power_text,
     host_memory,
     models,
     optimizer_step,
@@ -32,12 +33,16 @@ from benchmarks import (
 from benchmarks.command import write_csv
 from benchmarks.engine_bars import check_bars
 from benchmarks.engine_results import Cell, Results, Row
+from pegprof.compare.gate import pass_against
+from pegprof.compare.limits import LimitTable
 from pegprof.errors import PegprofError
-from pegprof.problem import load_problem
-from pegprof.profiling.comparison import Change
-from pegprof.profiling.gate import Gate
-from pegprof.profiling.result import METHODS
-from pegprof.rates import CPU, Rates
+from pegprof.models.problem import load_problem
+from pegprof.result.samples import count_processes, ratio_to_grad
+from pegprof.result.settings import METHODS
+from pegprof.targets.rates import CPU, Rates
+from tests.compare.baselines import BASELINE
+from tests.compare.simulations import first, simulate
+from tests.result.results import GRAD, SURGERY
 from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parent.parent
@@ -153,7 +158,7 @@ def test_engine_writes_a_row_for_each_model_and_method_and_the_means(linear, tmp
     ours = by_method["surgery"]
     repeats = [float(ratio) for ratio in ours["time_ratio_by_repeat"].split(";")]
     assert len(repeats) == 2
-    assert float(ours["time_ratio"]) == pytest.approx(min(repeats), abs=1e-3)
+    assert float(ours["time_ratio"]) == pytest.approx(sum(repeats) / 2, abs=1e-3)  # the median of two
     assert float(ours["max_rel_error"]) < 1e-5
     assert re.fullmatch(r"\w+ 1", ours["strategies"])
 
@@ -374,26 +379,99 @@ def test_zoo_targets_reads_what_was_written_before_there_were_the_last_columns(t
     assert zoo_targets.read_rows(tmp_path / "other.csv") == []
 
 
-def test_gate_noise_says_what_each_gate_made_of_times():
-    before = make_gate("same", "time_ratio"), make_gate("unresolved", "time_ratio")
-    rows = [row for number, gate in enumerate(before) for row in gate_noise._rows(gate, number, 1, took_s=2.0)]
-    assert [(row["outcome"], row["failed"]) for row in rows] == [("same", False), ("unresolved", False)]
-    assert gate_noise._rows(make_gate("worse", "peak_bytes"), 0, 1, took_s=2.0) == []
+def simulated_gate(rng, **machine):
+    """A gate on two revisions whose times are simulated, by how much slower the second one is."""
+
+    def measured(samples, settings):
+        method, grad = samples[1], samples[0]
+        rows = [
+            dataclasses.replace(row, time_ratio=ratio_to_grad(each, grad), processes=count_processes(each))
+            for row, each in ((GRAD, grad), (SURGERY, method))
+        ]
+        return dataclasses.replace(
+            BASELINE, rows=tuple(rows), settings=settings, samples={(64, "grad"): grad, (64, "surgery"): method}
+        )
+
+    def gate(work):
+        everything = [simulate(rng, slowdown=slowdown, **machine) for slowdown in (1.0, 1 + work / 1000)]
+
+        def measure(settings, check, enough):
+            for processes in range(1, settings.processes + 1):
+                before, after = (measured(first(times, processes), settings) for times in everything)
+                if enough(before, after, 64):
+                    break
+            return before, after
+
+        limits = LimitTable(flags={"time": True})
+        return pass_against(BASELINE.settings, revision="HEAD", limits=limits, measure=measure)
+
+    return gate
 
 
-def make_gate(outcome, metric):
-    change = Change(
-        model="m",
-        batch=4,
-        target="cpu",
-        method="surgery",
-        metric=metric,
-        before=1.0,
-        after=1.1,
-        outcome=outcome,
-        words="so",
-    )
-    return Gate(baseline="b.json", before=None, after=None, changes=(change,), time=True)
+def test_gate_power_gates_programs_that_are_known_to_be_slower():
+    quiet = simulated_gate(np.random.default_rng(0), spread=0.02, noise=0.02, tails="normal")
+    assert gate_power.calibrate(quiet) == pytest.approx(0.001, rel=0.2)
+    about = {"model": "m", "batch": 64, "load": 0, "how": "against"}
+    rows = list(gate_power.run_gates(quiet, (1.0, 1.1, 1.2, 1.5), 20, unit=0.001, about=about))
+    found = {group["slowdown"]: group["failed"] for group in gate_power_text.summarise(rows)}
+    assert found[1.0] == 0
+    assert found[1.1] <= 2
+    assert min(found[1.2], found[1.5]) >= 18
+    assert gate_power_text.find_missed(rows) == []
+    assert [row["gate"] for row in rows] == [n for n in range(1, 21) for _ in range(4)]  # slowdowns take turns
+    assert {row["outcome"] for row in rows} <= {"same", "worse", "unresolved"}
+
+
+def made_rows(outcomes, **fields):
+    about = {"model": "m", "how": "against", "load": 0, "slowdown": 1.0, "change": 0.0, "took_s": 60.0}
+    return [{**about, "outcome": outcome, **fields} for outcome in outcomes]
+
+
+@pytest.mark.parametrize(
+    ("rows", "missed"),
+    [
+        (made_rows(["same"] * 9 + ["unresolved"]), []),
+        (made_rows(["same"] * 9 + ["worse"]), ["1 of 10 gates failed though nothing had changed"]),
+        (made_rows(["worse"] * 9 + ["unresolved"], slowdown=1.2), []),
+        (made_rows(["worse"] * 8 + ["unresolved"] * 2, slowdown=1.2), ["only 8 of 10 gates failed"]),
+        (made_rows(["unresolved"] * 10, slowdown=1.2, load=1), []),  # there the bar is 1.3
+        (made_rows(["unresolved"] * 10, slowdown=1.3, load=1), ["only 0 of 10 gates failed"]),
+        (made_rows(["same"], took_s=121.0), ["a gate took 121 s"]),
+    ],
+)
+def test_gate_power_says_which_bars_are_missed(rows, missed):
+    assert [text.split(": ")[1] for text in gate_power_text.find_missed(rows)] == missed
+
+
+def test_gate_power_goes_on_where_it_was_and_draws_all_of_it(tmp_path):
+    path = tmp_path / "gates.csv"
+    assert gate_power.read_rows(path) == []
+    write_csv([*made_rows(["same"]), *made_rows(["worse"], slowdown=1.5)], str(path))
+    rows = gate_power.read_rows(path)
+    assert [group["failed"] for group in gate_power_text.summarise(rows)] == [0, 1]
+    gate_power_text.draw(rows, tmp_path / "gates.png")
+    assert (tmp_path / "gates.png").stat().st_size > 1000
+    assert gate_power_text.render(rows).row_count == 2
+
+
+def test_the_program_of_gate_power_is_slower_for_a_single_example_only_and_has_the_same_gradient(tmp_path):
+    def load(work):
+        folder = tmp_path / str(work)
+        folder.mkdir()
+        gate_power.write_program(folder, "mlp", work=work)
+        return load_problem(f"{folder / gate_power.FILE}:slowed")
+
+    plain, slowed = load(0), load(50)
+    params, batch = plain.init(jax.random.key(0)), plain.batch(jax.random.key(1), 2)
+    alone = jax.tree.map(lambda x: x[:1], batch)
+    loops = [
+        [str(jax.make_jaxpr(jax.grad(problem.loss))(params, data)).count("tanh") for data in (batch, alone)]
+        for problem in (plain, slowed)
+    ]
+    assert loops[0][0] == loops[0][1] == loops[1][0] < loops[1][1]
+    found = [jax.tree.leaves(jax.jit(jax.grad(problem.loss))(params, alone)) for problem in (plain, slowed)]
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
 def test_a_bar_that_is_met_says_by_how_much():
@@ -402,7 +480,7 @@ def test_a_bar_that_is_met_says_by_how_much():
 
 
 def test_host_memory_compares_what_was_measured_with_xlas_figure_for_the_same_batch():
-    row = pegprof.profiling.result.Row(
+    row = pegprof.result.result.Row(
         model="m",
         batch=64,
         stats="mean",

@@ -21,13 +21,15 @@ from pegprof.cli import app
 from pegprof.engine.statistics import STATISTICS
 from pegprof.errors import ExitCode
 from pegprof.experiments import EXPERIMENTS
+from pegprof.measure.catalog import Entry
+from pegprof.models.logical_axes import TABLE
+from pegprof.models.own_models import ENTRY_POINTS
+from pegprof.models.problem import load_problem, zoo_names
 from pegprof.optimizers import OPTIMIZERS, needed_statistics
-from pegprof.own_models import ENTRY_POINTS
-from pegprof.problem import load_problem, zoo_names
-from pegprof.profiling.catalog import Entry
-from pegprof.profiling.devices import DEVICES
-from pegprof.profiling.report import FORMATS
-from pegprof.profiling.result import METHODS, Result, Row
+from pegprof.report.formats import FORMATS
+from pegprof.result.result import Result, Row
+from pegprof.result.settings import METHODS
+from pegprof.targets.devices import DEVICES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -131,6 +133,13 @@ def test_the_readme_lists_every_statistic():
     assert sorted(first_cells("Statistics")) == sorted(STATISTICS)
 
 
+def test_the_readme_lists_every_logical_axis_name_in_the_order_of_the_table():
+    table = README.partition("| name | axis of the mesh |\n|---|---|\n")[2].partition("\n\n")[0]
+    rows = [re.findall(r"[^|]+", line) for line in table.splitlines()]
+    axes = [(name, axis.strip(" `")) for names, axis in rows for name in re.findall(r"`(\w+)`", names)]
+    assert [(name, name if axis == "itself" else axis) for name, axis in axes if axis != "none"] == list(TABLE.items())
+
+
 def test_the_readme_lists_every_optimizer_with_what_it_needs():
     table = re.search(r"^\| optimizer \|.*?\n\n", README, re.MULTILINE | re.DOTALL).group(0)
     names = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
@@ -182,7 +191,10 @@ def test_the_readme_names_the_group_of_entry_points():
 
 
 def test_the_readme_mentions_every_command():
-    names = [command.name or command.callback.__name__ for command in app.registered_commands]
+    names = [command.name for command in app.registered_commands]
+    for group in app.registered_groups:
+        name = group.typer_instance.info.name
+        names += [f"{name} {command.name}" for command in group.typer_instance.registered_commands]
     assert names
     assert [name for name in names if f"`pegprof {name}" not in README] == []
 

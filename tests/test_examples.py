@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pegprof.problem import load_problem
+from pegprof.models.problem import load_problem
 from tests.waiting import LIMIT_S
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

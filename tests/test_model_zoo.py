@@ -20,7 +20,7 @@ from flax import linen as nn
 from model_zoo import llama, lstm, moe, ssm
 from pegprof import grad_stats
 from pegprof.errors import PegprofError
-from pegprof.problem import Problem, load_problem, zoo_names
+from pegprof.models.problem import Problem, load_problem, zoo_names
 from tests.engine.cases import ALL_STATISTICS
 from tests.oracles import Truth, assert_stats_agree, loop_stats, quick_jit
 from tests.waiting import LIMIT_S
@@ -220,7 +220,7 @@ def test_the_tiny_transformer_is_one_where_activations_dominate():
 def test_the_whole_zoo_can_be_inspected_without_a_device():
     code = """if True:
         import jax
-        from pegprof.problem import load_problem, zoo_names
+        from pegprof.models.problem import load_problem, zoo_names
         for name in zoo_names():
             problem = load_problem(name)
             if "scan_layers" in problem.options:  # the same code, traced once for all layers

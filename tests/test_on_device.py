@@ -18,9 +18,9 @@ from benchmarks.on_device_cases import PROGRAMS, Shape, list_cases, parse_shapes
 from benchmarks.on_device_rows import COLUMNS
 from pegprof.engine.kernels import gpu, tpu
 from pegprof.errors import ExitCode, PegprofError, first_line
-from pegprof.profiling.child import Reporter
-from pegprof.profiling.process import ChildFailure
-from pegprof.profiling.targets import Target
+from pegprof.measure.process import ChildFailure
+from pegprof.measure.worker.main import Reporter
+from pegprof.targets.selection import Target
 from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parent.parent

@@ -24,12 +24,12 @@ from pegprof.engine.rules.fused import outer_of, product_of
 from pegprof.engine.sites import Site
 from pegprof.engine.structures import Sum
 from pegprof.engine.trace import trace_example
-from pegprof.problem import load_problem
-from pegprof.profiling import child
-from pegprof.profiling.child import Reporter
-from pegprof.profiling.elsewhere import Place
+from pegprof.measure.worker import main
+from pegprof.measure.worker.main import Reporter
+from pegprof.measure.worker.place import Place
+from pegprof.models.problem import load_problem
 from pegprof.targets.chips import CHIPS, Chip
-from pegprof.targets.estimate import estimate
+from pegprof.targets.hlo.estimate import estimate
 
 KINDS = [MEAN, SQUARE]
 USED = re.compile(r'"used_scoped_memory_configs":\[\{"memory_space":"1","offset":"0","size":"(\d+)"')
@@ -108,4 +108,4 @@ def _words(operand: Operand) -> str:
 
 
 if __name__ == "__main__":
-    child.serve(lambda name: {"compile_kernel": compile_kernel, "compile_plain": compile_plain}[name])
+    main.serve(lambda name: {"compile_kernel": compile_kernel, "compile_plain": compile_plain}[name])

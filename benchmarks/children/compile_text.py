@@ -16,13 +16,13 @@ from typing import Any
 import jax
 
 from pegprof.engine.statistics import resolve as resolve_stats
-from pegprof.problem import Problem, load_problem
-from pegprof.profiling import child, jobs, methods, programs
-from pegprof.profiling.cache import Entry
-from pegprof.profiling.child import Reporter
-from pegprof.profiling.compilers import Compiler
-from pegprof.profiling.elsewhere import Place, memory_bytes, parse_refusal
-from pegprof.targets.compiler_prices import GPU_OPTIONS
+from pegprof.measure.worker import compiling, main, methods, programs
+from pegprof.measure.worker.main import Reporter
+from pegprof.measure.worker.place import Place, memory_bytes, parse_refusal
+from pegprof.models.problem import Problem, load_problem
+from pegprof.targets.cache import Entry
+from pegprof.targets.compilers import Compiler
+from pegprof.targets.hlo.compiler_prices import GPU_OPTIONS
 
 Answer = dict[str, Any]
 
@@ -36,7 +36,7 @@ def compile_text(request: dict[str, Any], reporter: Reporter) -> None:
     assert place.device is not None
     method, batch, budget = methods.METHODS[request["method"]], request["batch"], None
     if request["microbatch"] == "auto":
-        budget = jobs.OPTIMISM * place.device.memory_bytes  # what is foreseen is more than a compiler needs
+        budget = compiling.OPTIMISM * place.device.memory_bytes  # what is foreseen is more than a compiler needs
     size = request["microbatch"] if isinstance(request["microbatch"], int) else None
     options = methods.Options(
         stats=resolve_stats(request["stats"]),
@@ -47,7 +47,7 @@ def compile_text(request: dict[str, Any], reporter: Reporter) -> None:
     )
     while True:
         about = programs.describe_program(method, problem, options, batch)
-        reporter.update(note=about.note, microbatch=about.microbatch_size)
+        reporter.update(note="; ".join(about.notes), microbatch=about.microbatch_size)
         answer = _compile(place, programs.make_program(method, problem, options), problem, request)
         fits = not answer.get("refused") and answer["peak_bytes"] <= place.device.memory_bytes
         smaller = None if fits or budget is None else _plan_smaller(problem, options, batch, about)
@@ -125,7 +125,7 @@ class _Known:
 
     @classmethod
     def of(cls, folder: str | None, program: str, place: Place) -> "_Known | None":
-        """Named as ``profiling/cache.py`` names it: by program, device, versions and flags."""
+        """Named as ``targets/cache.py`` names it: by program, device, versions and flags."""
         if folder is None or place.device is None:
             return None
         name = hashlib.sha256(f"{Entry.of(program, place.device).path.name} {GPU_OPTIONS}".encode()).hexdigest()
@@ -156,4 +156,4 @@ def _dtype_of(problem: Problem) -> str:
 
 
 if __name__ == "__main__":
-    child.serve(lambda name: {"compile_text": compile_text}[name])
+    main.serve(lambda name: {"compile_text": compile_text}[name])

@@ -18,9 +18,9 @@ from benchmarks.on_device_cases import Case
 from pegprof.engine.accumulators import MEAN, SQUARE
 from pegprof.engine.kernels.backends import backend_of
 from pegprof.engine.kernels.base import KernelCost, Operand, Outer
-from pegprof.profiling.child import Reporter
+from pegprof.measure.worker.main import Reporter
 from pegprof.targets.chips import CHIPS
-from pegprof.targets.estimate import estimate
+from pegprof.targets.hlo.estimate import estimate
 
 KINDS = [MEAN, SQUARE]
 PLAIN = "einsum btd,bte->de"

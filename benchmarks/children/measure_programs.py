@@ -20,12 +20,12 @@ from pegprof.engine.rules import find_strategy
 from pegprof.engine.rules.fused import Kernel
 from pegprof.engine.statistics import resolve as resolve_stats
 from pegprof.errors import first_line
-from pegprof.problem import Problem, load_problem
-from pegprof.profiling import agreement, memory, methods, programs
-from pegprof.profiling.child import Reporter
-from pegprof.profiling.elsewhere import memory_bytes
-from pegprof.targets.compiler_prices import GPU_OPTIONS
-from pegprof.targets.estimate import estimate
+from pegprof.measure.worker import agreement, memory, methods, programs
+from pegprof.measure.worker.main import Reporter
+from pegprof.measure.worker.place import memory_bytes
+from pegprof.models.problem import Problem, load_problem
+from pegprof.targets.hlo.compiler_prices import GPU_OPTIONS
+from pegprof.targets.hlo.estimate import estimate
 
 ROUNDED_TO = {"cpu": "float32", "tpu": "bfloat16", "gpu": "float16"}
 """The dtype with the mantissa that products of float32 have by default: a GPU's TF32 has that of float16."""
@@ -109,7 +109,7 @@ def _compile(name: str, problem: Problem, request: Request, *, for_prices: bool 
         program = programs.make_program(method, problem, options)
         lowered = program.jit().lower(*program.abstract_arguments(problem, batch))
     compiled = _compile_with_prices(lowered) if for_prices else lowered.compile()
-    said = {"compile_s": time.perf_counter() - start_s, "note": about.note, **memory_bytes(compiled)}
+    said = {"compile_s": time.perf_counter() - start_s, "note": "; ".join(about.notes), **memory_bytes(compiled)}
     return Ready(program=program, compiled=compiled, about=said | (_about_plan(about.plan) if about.plan else {}))
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import jax
 
 from benchmarks.children import measure_kernels, measure_programs
-from pegprof.profiling import child
-from pegprof.profiling.child import Job, Reporter
-from pegprof.profiling.environment import find_environment, version_of
+from pegprof.measure.worker import main
+from pegprof.measure.worker.environment import find_environment
+from pegprof.measure.worker.main import Job, Reporter
 from pegprof.targets.chips import find_chip, name_of_kind
+from pegprof.versions import version_of
 
 PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 
@@ -47,4 +48,4 @@ JOBS: dict[str, Job] = {
 }
 
 if __name__ == "__main__":
-    child.serve(JOBS.__getitem__)
+    main.serve(JOBS.__getitem__)

@@ -11,6 +11,7 @@ Accumulators are keyed by the object itself. Two that are equal are one; a name 
 
 import dataclasses
 import functools
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -68,6 +69,19 @@ class Accumulator:
             n = n * devices
         return a
 
+    def merge_scattered(self, a: Summary, n: Any, axes: Sequence[str], dimension: int) -> Summary:
+        """As ``merge_across``, for an entrywise summary of which a device keeps its own slice along a dimension.
+
+        Every device sends to each other its slice, and merges those that it receives.
+        """
+        devices = math.prod(jax.lax.axis_size(axis) for axis in axes)
+
+        def exchange(x: jax.Array) -> jax.Array:
+            sliced = x.reshape(*x.shape[:dimension], devices, -1, *x.shape[dimension + 1 :])
+            return jax.lax.all_to_all(jnp.moveaxis(sliced, dimension, 0), tuple(axes), 0, 0)
+
+        return self._merge_stacked(jax.tree.map(exchange, a), n, devices)
+
     def _merge_pairs(self, a: Summary, n: Any, axis: str, devices: int) -> Summary:
         """Pairs of devices merge, then pairs of pairs: log₂ of their number times what ``a`` takes is sent.
 
@@ -84,7 +98,10 @@ class Accumulator:
 
     def _merge_gathered(self, a: Summary, n: Any, axis: str, devices: int) -> Summary:
         """Along an axis whose size is no power of two: every device gathers all summaries."""
-        stacked = jax.lax.all_gather(a, axis)
+        return self._merge_stacked(jax.lax.all_gather(a, axis), n, devices)
+
+    def _merge_stacked(self, stacked: Summary, n: Any, devices: int) -> Summary:
+        """The summary of all devices from a stack of theirs, each of n examples."""
         first, *others = (jax.tree.map(operator.itemgetter(i), stacked) for i in range(devices))
         for i, other in enumerate(others, 1):
             first = self.merge(first, i * n, other, n)
@@ -155,6 +172,10 @@ class Moment(Accumulator):
 
     def merge_across(self, a: jax.Array, n: Any, axes: Sequence[str]) -> jax.Array:
         return jax.lax.pmean(a, tuple(axes))
+
+    def merge_scattered(self, a: jax.Array, n: Any, axes: Sequence[str], dimension: int) -> jax.Array:
+        devices = math.prod(jax.lax.axis_size(axis) for axis in axes)
+        return jax.lax.psum_scatter(a, tuple(axes), scatter_dimension=dimension, tiled=True) / devices
 
     def of_one(self, g: jax.Array) -> jax.Array:
         return self.phi(g)

@@ -1,6 +1,6 @@
 """What strategies and the body cost: floating-point operations by kind, bytes moved, steps of loops, bytes held.
 
-The rates of a backend (``pegprof/rates.py``) turn a cost into seconds.
+The rates of a backend (``pegprof/targets/rates.py``) turn a cost into seconds.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from pegprof.engine.jaxpr import JaxprEqn, dtype_of, shape_of, size_of, variable
 from pegprof.engine.jaxpr import primitives as p
 from pegprof.engine.sites import Cut, InnerLoop, Site
 from pegprof.engine.tails import Tail
-from pegprof.rates import Rates
+from pegprof.targets.rates import Rates
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

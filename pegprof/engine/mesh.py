@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pegprof.checking.arguments import batch_size
 from pegprof.engine.accumulators import Accumulator, Summary
+from pegprof.engine.checks.arguments import batch_size
 from pegprof.engine.jaxpr import (
     ClosedJaxpr,
     Jaxpr,
@@ -25,7 +25,7 @@ from pegprof.engine.jaxpr import (
     sub_jaxprs,
 )
 from pegprof.engine.options import Options
-from pegprof.errors import PegprofError, nearest
+from pegprof.errors import PegprofError, first_line, nearest
 
 DATA_AXES = ("replica", "data", "batch", "dp", "fsdp")
 """Under ``jit`` an array does not tell how it is sharded. Then axes of the mesh with these names are the batch's."""
@@ -159,29 +159,117 @@ def run_sharded(
     if share is None:
         return of_device(*args)
     options = options.of(args)
+    params = jax.tree.leaves([args[i] for i in options.params])
+    layouts = [Layout()] * len(params) if share.manual else _layouts(args, options, share)
 
     def merged(*args: Any) -> Local:
         value, aux, summaries = of_device(*args)
         count = batch_size(args, options)
         across = [
-            [a.merge_across(x, count, share.axes) for a, x in zip(accumulators, of_one, strict=True)]
-            for of_one in summaries
+            [layout.merge(a, x, count, share.axes) for a, x in zip(accumulators, of_one, strict=True)]
+            for layout, of_one in zip(layouts, summaries, strict=True)
         ]
         return jax.lax.pmean(value, share.axes), aux, across
 
     if share.manual:
         return merged(*args)
     own, whole = jax.P(share.axes), jax.P()
-    kept = [own if a.per_example else whole for a in accumulators]
-    params = jax.tree.leaves([args[i] for i in options.params])
-    sharded = _on_every_device(share, merged, args, options, out_specs=(whole, own, [kept] * len(params)))
+    kept = [
+        [own if a.per_example else layout.spec if a.entrywise else whole for a in accumulators] for layout in layouts
+    ]
+    sharded = _on_every_device(share, merged, args, options, out_specs=(whole, own, kept))
 
     @jax.jit  # without it, a shard_map over some axes of a mesh takes no arrays that are sharded over the others
     def placed(*args: Any) -> Local:
         value, aux, summaries = sharded(*args)
-        return value, aux, [_like_parameter(x, w, accumulators) for x, w in zip(summaries, params, strict=True)]
+        return value, aux, [layout.place(x, accumulators) for layout, x in zip(layouts, summaries, strict=True)]
 
     return placed(*args)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How a parameter is sharded, and so what is kept of its gradients.
+
+    Args:
+      sharding: the parameter's; None if nothing tells.
+      is_explicit: whether its type says so.
+      scattered: the batch's axes that each dimension is sharded over. A device needs only its own slice of what is
+        kept, so summaries are scattered over these axes as they are reduced: half of what an all-reduce sends.
+    """
+
+    sharding: jax.NamedSharding | None = None
+    is_explicit: bool = False
+    scattered: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def spec(self) -> jax.P:
+        """Of an entrywise summary that leaves the ``shard_map``."""
+        return jax.P(*(axes or None for axes in self.scattered))
+
+    def merge(self, accumulator: Accumulator, summary: Summary, count: Any, axes: Sequence[str]) -> Summary:
+        """The summary of all devices along ``axes``, or this device's slice; each has that of ``count`` examples."""
+        done: list[str] = []
+        for dimension, over in enumerate(self.scattered if accumulator.entrywise else ()):
+            if over:
+                summary = accumulator.merge_scattered(summary, count, over, dimension)
+                count *= math.prod(jax.lax.axis_size(axis) for axis in over)
+                done += over
+        left = [axis for axis in axes if axis not in done]
+        return accumulator.merge_across(summary, count, left) if left else summary
+
+    def place(self, summaries: Sequence[Summary], accumulators: Sequence[Accumulator]) -> list[Summary]:
+        """Entrywise summaries sharded as the parameter is, over the other axes of the mesh too."""
+
+        def place(x: jax.Array) -> jax.Array:
+            if self.sharding is None:
+                return x
+            move = jax.sharding.reshard if self.is_explicit else jax.lax.with_sharding_constraint
+            return move(x, self.sharding)
+
+        return [jax.tree.map(place, x) if a.entrywise else x for a, x in zip(accumulators, summaries, strict=True)]
+
+
+def _layouts(args: Sequence[Any], options: Options, share: Share) -> list[Layout]:
+    """Of each parameter: as ``param_shardings`` says, or as its array does."""
+    params = [args[i] for i in options.params]
+    leaves = jax.tree.leaves(params)
+    told = _told_shardings(params, options, share) or [sharding_of(x) for x in leaves]
+    return [_layout(x, sharding, share) for x, sharding in zip(leaves, told, strict=True)]
+
+
+def _told_shardings(params: Sequence[Any], options: Options, share: Share) -> list[jax.NamedSharding | None] | None:
+    """The shardings that ``param_shardings`` gives, one for each leaf."""
+    told = options.param_shardings
+    if told is None:
+        return None
+    mesh = share.mesh or jax.sharding.get_abstract_mesh()
+    wanted = params[0] if isinstance(options.argnums, int) else tuple(params)
+    try:
+        told = jax.tree.broadcast(told, wanted, is_leaf=_is_layout)
+    except ValueError as error:
+        what = f"param_shardings is no tree like the parameters: {first_line(error)}"
+        raise PegprofError(what, hint="give a jax.P or a jax.NamedSharding for each, or for a subtree") from error
+    found: list[Any] = []  # a None may be a layout, or a subtree of the parameters: their own leaves tell
+    jax.tree.map(lambda _, layout: found.append(layout), wanted, told)
+    return [jax.NamedSharding(mesh, x) if isinstance(x, jax.P) else x for x in found]
+
+
+def _is_layout(x: Any) -> bool:
+    return x is None or isinstance(x, jax.P | jax.NamedSharding)
+
+
+def _layout(parameter: Any, sharding: jax.NamedSharding | None, share: Share) -> Layout:
+    explicit = explicit_sharding(parameter)
+    sharding = explicit or sharding
+    if sharding is None:
+        return Layout()
+    of_dimension = [tuple(a for a in _as_tuple(entry or ()) if a in share.axes) for entry in sharding.spec]
+    scattered = tuple(
+        axes if size and size % math.prod(sharding.mesh.shape[a] for a in axes) == 0 else ()
+        for axes, size in zip(of_dimension, jnp.shape(parameter), strict=False)
+    )
+    return Layout(sharding=sharding, is_explicit=explicit is not None, scattered=scattered if any(scattered) else ())
 
 
 def on_one_device(share: Share, fn: Callable[..., Any], args: Sequence[Any], options: Options) -> Any:
@@ -259,15 +347,3 @@ def _drop(entry: Any, axes: Sequence[str]) -> Any:
     """An entry of a spec without some axes."""
     kept = tuple(a for a in _as_tuple(entry or ()) if a not in axes)
     return kept if len(kept) > 1 else next(iter(kept), None)
-
-
-def _like_parameter(summaries: Sequence[Summary], parameter: Any, accumulators: Sequence[Accumulator]) -> list[Summary]:
-    """Summaries sharded as their parameter is, as far as that is known; XLA then scatters what it reduces."""
-    explicit, sharding = explicit_sharding(parameter), sharding_of(parameter)
-
-    def place(x: jax.Array) -> jax.Array:
-        if explicit is not None:
-            return jax.sharding.reshard(x, explicit)
-        return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
-
-    return [jax.tree.map(place, x) if a.entrywise else x for a, x in zip(accumulators, summaries, strict=True)]

@@ -29,6 +29,7 @@ class TrainArgs(TypedDict, total=False):
     backend: str | None
     memory_budget: int | None
     batch_axes: BatchAxes
+    param_shardings: Any
 
 
 class PlanArgs(TrainArgs, total=False):
@@ -57,6 +58,7 @@ class Options:
     plan: "Plan | None" = None
     memory_budget: int | None = None
     batch_axes: BatchAxes = None
+    param_shardings: Any = None
 
     @property
     def batch(self) -> tuple[int, ...]:

@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pegprof.engine.plan_table import plan_table
 from pegprof.errors import PegprofError
-from pegprof.plan_table import plan_table
 
 CONSTANT = "constant"
 SCHEMA = 2

@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-from pegprof.checking.arguments import Loss, check_batch
 from pegprof.engine.accumulators import Accumulator
+from pegprof.engine.checks.arguments import Loss, check_batch
 from pegprof.engine.costs import (
     Body,
     Cost,
@@ -34,8 +34,8 @@ from pegprof.engine.statistics import Statistic, accumulators_of, resolve
 from pegprof.engine.structures.contraction import describe_contraction
 from pegprof.engine.tails import example_dependent
 from pegprof.engine.trace import Trace, trace_example
-from pegprof.rates import Rates, rates_of
 from pegprof.targets.chips import Chip, find_chip
+from pegprof.targets.rates import Rates, rates_of
 
 AS_FAST = 1.02
 """Estimates of time that are this close do not tell two schedules apart. Then memory does: it is not free."""

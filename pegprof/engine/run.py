@@ -13,9 +13,9 @@ from typing import Any, Unpack
 import jax
 import jax.numpy as jnp
 
-from pegprof.checking.arguments import Loss, check_batch
-from pegprof.checking.plan import check_plan
 from pegprof.engine.accumulators import MEAN, Accumulator, PerExample, Summary, in_chunks
+from pegprof.engine.checks.arguments import Loss, check_batch
+from pegprof.engine.checks.plan import check_plan
 from pegprof.engine.dtypes import widen
 from pegprof.engine.jaxpr import Env, start, vary, varying_axes
 from pegprof.engine.kernels.switch import chip_for
@@ -57,6 +57,9 @@ def grad_stats(
       memory_budget: bytes that the planner should stay within, by its own estimate, by running fewer at a time.
       batch_axes: the mesh axes that the batch is sharded over, or its ``jax.NamedSharding``; None finds them, as below.
         Whatever above counts examples or bytes is then for one device.
+      param_shardings: how the parameters are sharded, a ``jax.P`` or ``jax.NamedSharding`` for each or for subtrees;
+        None reads it from arrays that tell. Statistics of a parameter that is sharded over axes of the batch (FSDP)
+        are scattered as they are reduced. Where nothing tells, every device gets all of them.
 
     On a mesh every device runs its own examples, and what is kept of them is reduced once. The axes are those that the
     batch's arrays are sharded over, where these tell: concrete arrays do, and so do explicit axes. Under ``jit`` with

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pegprof.checking.functions import check_accumulator, check_moment
 from pegprof.engine.accumulators import ABS, CENTRED, MEAN, SIGN, SQUARE, SQUARE_NORM, Accumulator, Moment, Summary
+from pegprof.engine.checks.functions import check_accumulator, check_moment
 from pegprof.errors import PegprofError, nearest
 
 Summaries = Mapping[Accumulator, Summary]

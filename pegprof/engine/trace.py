@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pegprof.checking.arguments import Loss, batch_size, check_arguments, example_of, explain_failure, split_aux
+from pegprof.engine.checks.arguments import Loss, batch_size, check_arguments, example_of, explain_failure, split_aux
 from pegprof.engine.jaxpr import ClosedJaxpr
 from pegprof.engine.mesh import Share
 from pegprof.engine.options import Options

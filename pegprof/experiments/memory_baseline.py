@@ -10,7 +10,7 @@ from typing import Any
 
 from pegprof.experiments.base import Experiment, Finding, Run, Tables
 from pegprof.experiments.figures import make_panels
-from pegprof.profiling.units import format_bytes
+from pegprof.units import format_bytes
 
 OPTIMIZER = "micro_adam"
 WAYS: Mapping[str, str] = {"grad": "Adam", "vmap": "MicroAdam, vmap", "surgery": "MicroAdam, surgery"}

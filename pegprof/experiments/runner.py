@@ -21,8 +21,9 @@ import pegprof
 from pegprof.errors import ExitCode, PegprofError
 from pegprof.experiments.base import Experiment, Finding, Run, Tables
 from pegprof.experiments.workers import HINT, Lost, measure_side_by_side
-from pegprof.profiling.progress import Talk
-from pegprof.profiling.units import format_duration
+from pegprof.measure.progress import Talk
+from pegprof.targets.compilers import install_line
+from pegprof.units import format_duration
 
 FULL_LIMIT_S, QUICK_LIMIT_S = 85 * 60.0, 4 * 60.0  # no run begins after this; the last may take a while
 
@@ -95,7 +96,7 @@ def require_packages(experiment: Experiment) -> None:
     if missing:
         raise PegprofError(
             f"the experiment {experiment.name} needs {' and '.join(missing)}, which are not installed",
-            hint="pip install -e '.[experiments]'",
+            hint=install_line("experiments"),
             exit_code=ExitCode.UNMEASURED,
         )
 

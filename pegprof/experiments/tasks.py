@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from pegprof.problem import load_problem
+from pegprof.models.problem import load_problem
 
 HELD_OUT = 0.1  # the share of the data that is not trained on
 EVALUATED = 512  # examples of it

@@ -16,10 +16,10 @@ from typing import Any
 
 from pegprof.errors import ExitCode, PegprofError
 from pegprof.experiments.base import Run, Tables
-from pegprof.profiling import targets
-from pegprof.profiling.child import Job, Reporter, serve
-from pegprof.profiling.process import Child, ChildFailure, OutOfTime, wait_for_any
-from pegprof.profiling.progress import Silence
+from pegprof.measure.process import Child, ChildFailure, OutOfTime, wait_for_any
+from pegprof.measure.progress import Silence
+from pegprof.measure.worker.main import Job, Reporter, serve
+from pegprof.targets import selection
 
 RUN_LIMIT_S = 85 * 60.0  # for one run, which takes minutes; only one that hangs reaches it
 MOST_LOST = 3  # runs in a row without one that is finished: it is not the runs then
@@ -92,7 +92,7 @@ def measure_side_by_side(
 
 def _start(compiled: str) -> Child:
     one_core = {"JAX_PLATFORMS": "cpu", "NPROC": "1"}  # XLA's number of cores
-    return Child({**targets.sharing(compiled), **one_core}, talk=Silence(), module=__name__)
+    return Child({**selection.sharing(compiled), **one_core}, talk=Silence(), module=__name__)
 
 
 def _receive(child: Child, run: Run, *, limit_s: float) -> Tables | Lost:

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import jax
 import optax
 
-from pegprof.checking.arguments import Loss, batch_size
+from pegprof.engine.checks.arguments import Loss, batch_size
 from pegprof.engine.mesh import find_share, sharding_of
 from pegprof.engine.options import BatchAxes, Options, TrainArgs, takes_options
 from pegprof.engine.run import value_and_grad_stats
@@ -47,6 +47,7 @@ def train_step(
       memory_budget: bytes that the planner should stay within, by its own estimate.
       batch_axes: the mesh axes that the batch is sharded over; None finds them. Parameters and state keep their
         shardings, and what is reduced over devices is reduced once a step, however many microbatches there are.
+      param_shardings: as for ``grad_stats``; None reads them from the parameters.
       statistics: of one's own, which the optimizer looks up by their names. They need names of their own.
       donate: whether the new parameters and state may take the memory of the old, which are then gone.
 
@@ -65,10 +66,10 @@ def train_step(
     given = Options(**options)
     own = own_statistics(statistics)
 
-    def step(batch_axes: BatchAxes, params: Any, state: Any, *args: Any) -> tuple[Any, Any, Any]:
+    def step(layout: TrainArgs, params: Any, state: Any, *args: Any) -> tuple[Any, Any, Any]:
         B = batch_size((params, *args), given.of((params, *args)))
         needed = needed_statistics(opt, params, statistics=statistics, batch_size=B)
-        how: TrainArgs = {**options, "batch_axes": batch_axes}
+        how: TrainArgs = {**options, **layout}
         value_and_stats = value_and_grad_stats(loss, [own.get(name) or STATISTICS[name] for name in needed], **how)
         value, stats = value_and_stats(params, *args)
         updates, state = update(opt, stats, state, params, value=value[0] if given.has_aux else value)
@@ -88,9 +89,14 @@ class Step:
 
         @functools.cache
         def jitted(batch_axes: BatchAxes, shardings: tuple[Any, ...], tree: Any) -> Any:
-            kept = (*jax.tree.unflatten(tree, shardings), None) if any(shardings) else None
+            params, state = jax.tree.unflatten(tree, shardings)
+            layout: TrainArgs = {"batch_axes": batch_axes}
+            if any(shardings) and options.param_shardings is None:
+                layout["param_shardings"] = params
             return jax.jit(
-                functools.partial(step, batch_axes), out_shardings=kept, donate_argnums=(0, 1) if donate else ()
+                functools.partial(step, layout),
+                out_shardings=(params, state, None) if any(shardings) else None,
+                donate_argnums=(0, 1) if donate else (),
             )
 
         self._jitted = jitted

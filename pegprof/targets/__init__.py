@@ -1,6 +1,5 @@
-"""Reading compiled programs: the text of an optimised HLO module in, a price for each of its operations out.
+"""Where programs would run: a name such as ``tpu-v5p:4x4x4`` in, a ``Target`` with its device, compiler and mesh out.
 
-``chips.py`` has the figures of each accelerator. ``hlo.py`` parses ``compiled.as_text()``. ``flops.py`` and
-``traffic.py`` count what an operation does and what it moves; ``compiler_prices.py`` reads what the compiler says that
-it takes. ``estimate.py`` puts them together: ``estimate(text, chip) -> Estimate``. Nothing here imports jax.
+``devices.py`` and ``chips.py`` are the tables, ``selection.py`` chooses from them, ``meshes.py`` arranges devices,
+``cache.py`` keeps what compilers answered, ``hlo/`` reads compiled programs. Nothing here starts a JAX backend.
 """

@@ -115,7 +115,7 @@ def _gpu(
 ) -> Chip:
     """Teraflops and NVLink, half of what goes both ways: NVIDIA's data sheets, without sparsity.
 
-    Bandwidth, shared memory of a block and the size of L2: as in ``pegprof/profiling/devices.py``, from what XLA
+    Bandwidth, shared memory of a block and the size of L2: as in ``pegprof/targets/devices.py``, from what XLA
     publishes of these devices.
     """
     return Chip(

@@ -10,11 +10,12 @@ from pathlib import Path
 from tests.waiting import finish
 
 ROOT = Path(__file__).parents[2]
-MODELS = str(ROOT / "tests" / "profiling" / "models.py")
+MODELS = str(ROOT / "tests" / "measure" / "models.py")
 FINE = f"{MODELS}:fine"
 GRAD_ALONE = ["run", FINE, "--methods", "grad", "--no-time"]
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+ENVIRONMENT.pop("COLUMNS", None)  # the width of whoever runs the tests
 
 
 class Pegprof:

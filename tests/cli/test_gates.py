@@ -4,6 +4,7 @@ import glob
 import json
 import re
 import shutil
+import subprocess
 
 import pytest
 
@@ -59,7 +60,7 @@ def test_a_gate_passes_what_did_not_change_and_fails_what_broke_a_strategy(pegpr
     net = pegprof_in.folder / "net.py"
     net.write_text(NET.replace("return w", "return jnp.linalg.qr(w.T)[0].T"))
     environment = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(pegprof_in.folder / "summary.md")}
-    done = pegprof_in("gate", "b.json", "--quiet", "--junit", "j.xml", **environment)
+    done = pegprof_in("gate", "b.json", "--quiet", "--export-junit", "j.xml", **environment)
     assert done.returncode == ExitCode.NO
     assert "  FAIL: surgery at batch 8 on cpu: hidden: factored -> loop, holding 0 B -> " in done.stdout
     assert done.stdout.count("::error title=pegprof gate%3A net.py%3Anet::") == 1
@@ -69,10 +70,32 @@ def test_a_gate_passes_what_did_not_change_and_fails_what_broke_a_strategy(pegpr
     assert pegprof_in("gate", "b.json", "--quiet", "--no-fail").returncode == ExitCode.OK
 
 
+@pytest.mark.slow
+def test_a_gate_repeats_the_mesh_of_its_baseline_and_compares_with_no_other(pegprof_in, baseline):
+    options = ["net.py:net", "--batch", "8", "--methods", "grad,surgery", "--no-time", "--no-csv", "--target", "cpu:8"]
+    for mesh, file in (("data=2,fsdp=4", "mesh.json"), ("data=8", "other.json")):
+        done = pegprof_in("run", *options, "--mesh", mesh, "--export-json", file)
+        assert done.returncode == 0, done.stderr
+    before = json.loads((pegprof_in.folder / "mesh.json").read_text())
+    assert {row["mesh"] for row in before["rows"]} == {"data=2,fsdp=4"}
+
+    done = pegprof_in("gate", "mesh.json", "--quiet", "--max", "grad.collective_bytes=1")
+    assert done.returncode == ExitCode.NO
+    assert "collective_bytes" in done.stdout  # so it was compiled for a mesh again
+    done = pegprof_in("gate", "mesh.json", "--quiet")
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert "nothing changed" in done.stdout
+
+    done = pegprof_in("gate", "mesh.json", "--result", "other.json")
+    assert done.returncode == ExitCode.INCOMPARABLE
+    assert "the mesh of cpu:8 was data=2,fsdp=4, is data=8" in done.stderr
+    assert "--target cpu:8 --mesh data=2,fsdp=4" in done.stderr
+
+
 def test_a_gate_with_other_options_or_a_broken_baseline_never_passes(pegprof_in, baseline):
     net = pegprof_in.folder / "net.py"
     net.write_text(NET.replace("width: int = 16", "width: int = 32"))
-    done = pegprof_in("gate", "b.json", "--junit", "j.xml")
+    done = pegprof_in("gate", "b.json", "--export-junit", "j.xml")
     assert done.returncode == ExitCode.INCOMPARABLE
     assert "option width was 16, is 32" in done.stderr
     assert "compiling" not in done.stderr
@@ -85,18 +108,102 @@ def test_a_gate_with_other_options_or_a_broken_baseline_never_passes(pegprof_in,
     assert done.stderr.startswith("error: b.json: this is not a result of pegprof: ")
 
 
+@pytest.fixture
+def repository(pegprof_in):
+    """A repository with a user's model, whose working copy breaks a strategy."""
+    (pegprof_in.folder / "net.py").write_text(NET)
+    author = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "--quiet"], ["add", "net.py"], ["commit", "--quiet", "--message", "first"]):
+        subprocess.run(["git", *author, *words], cwd=pegprof_in.folder, check=True)
+    (pegprof_in.folder / "net.py").write_text(NET.replace("return w", "return jnp.linalg.qr(w.T)[0].T"))
+    return pegprof_in.folder
+
+
+MODEL = ["net.py:net", "--batch", "8", "--methods", "grad,surgery"]
+
+
+def test_a_gate_against_a_revision_needs_no_baseline_and_leaves_nothing_behind(pegprof_in, repository):
+    done = pegprof_in("gate", *MODEL, "--against", "HEAD", "--no-time", "--quiet")
+    assert done.returncode == ExitCode.NO, done.stderr
+    assert re.match(r"net\.py:net against HEAD \([0-9a-f]{7}\): \d failed", done.stdout)
+    assert "  FAIL: surgery at batch 8 on cpu: hidden: factored -> loop, holding 0 B -> " in done.stdout
+    assert worktrees(repository) == 1
+
+
+@pytest.mark.slow
+def test_a_gate_against_a_revision_times_both_in_the_same_rounds(pegprof_in, repository):
+    (repository / "net.py").write_text(NET)
+    done = pegprof_in("gate", *MODEL, "--against", "HEAD", "--processes", "2", "--runs", "3", "--export-json", "g.json")
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert "HEAD (" in done.stderr  # who is compiling
+    (found,) = json.loads((repository / "g.json").read_text())["gates"]
+    (change,) = [change for change in found["changes"] if change["metric"] == "time_ratio"]
+    assert "2 processes × 3 rounds" in change["words"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--against", "nowhere"], "there is no revision 'nowhere'"),
+        (["--against", "HEAD", "--result", "b.json"], "--result runs nothing, and --against does"),
+        (["--against", "HEAD", "--set", "width=8", "--no-time"], None),
+    ],
+    ids=["revision", "result", "fine"],
+)
+def test_what_cannot_be_compared_with_is_usage(pegprof_in, repository, arguments, words):
+    done = pegprof_in("gate", *MODEL, *arguments, "--quiet")
+    if words:
+        assert (done.returncode, words in done.stderr) == (ExitCode.USAGE, True)
+        assert "hint: " in done.stderr
+    else:
+        assert done.returncode == ExitCode.NO
+    assert worktrees(repository) == 1
+
+
+def test_a_model_that_the_revision_lacks_is_said(pegprof_in, repository):
+    (repository / "other.py").write_text(NET)
+    subprocess.run(["git", "add", "other.py"], cwd=repository, check=True)
+    done = pegprof_in("gate", "other.py:net", "--against", "HEAD", "--quiet")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        ExitCode.USAGE,
+        "error: --against HEAD: HEAD has no other.py",
+    )
+    (repository / "net.py").write_text(NET.replace("def net(", "def newer("))
+    done = pegprof_in("gate", "net.py:newer", "--against", "HEAD", "--quiet", "--no-time")
+    assert done.returncode == ExitCode.USAGE
+    assert "in HEAD (" in done.stderr
+    assert "there is no 'newer' here" in done.stderr
+
+
+def test_options_of_a_model_are_no_options_of_a_baseline(pegprof_in, baseline):
+    done = pegprof_in("gate", "b.json", "--batch", "8")
+    assert (done.returncode, done.stderr) == (
+        ExitCode.USAGE,
+        "error: there is no MODEL that these options would be of\nhint: a baseline has its own\n",
+    )
+
+
+def worktrees(folder):
+    listed = subprocess.run(["git", "worktree", "list"], cwd=folder, check=True, capture_output=True, text=True)
+    return len(listed.stdout.splitlines())
+
+
 def test_two_results_are_compared_without_running_anything(pegprof_in, baseline):
     done = pegprof_in("compare", "b.json", "b.json")
     assert done.returncode == 0
     assert [line.split()[2] for line in done.stdout.splitlines()[3:]] == ["grad", "surgery"]
-    done = pegprof_in("compare", "b.json", "b.json", "--markdown")
+    done = pegprof_in("compare", "b.json", "b.json", "--export-markdown", "-")
     assert "| 8 | cpu | surgery | ok |" in done.stdout
+    done = pegprof_in("compare", "b.json", "b.json", "b.json", "--export-markdown", "c.md")
+    assert (done.returncode, done.stderr) == (0, "wrote c.md\n")
+    assert done.stdout.startswith("net.py:net: 3 results; changes are from b.json\n")
+    assert "| 8 | cpu | surgery | b.json | ok |" in (pegprof_in.folder / "c.md").read_text()
     done = pegprof_in("gate", "b.json", "--result", "b.json")
     assert (done.returncode, done.stderr) == (ExitCode.OK, "")
 
 
 @pytest.mark.parametrize("inputs", [["b.json"], ["other.json", "--result", "b.json"]], ids=["baseline", "result"])
-@pytest.mark.parametrize("flag", ["--export-json", "--export-markdown", "--junit"])
+@pytest.mark.parametrize("flag", ["--export-json", "--export-markdown", "--export-junit"])
 def test_a_gate_does_not_write_over_what_it_reads(pegprof_in, baseline, inputs, flag):
     before = baseline.read_text()
     done = pegprof_in("gate", *inputs, flag, "./b.json")
@@ -106,7 +213,7 @@ def test_a_gate_does_not_write_over_what_it_reads(pegprof_in, baseline, inputs, 
 
 
 def test_a_gate_looks_whether_it_can_write_before_it_measures(pegprof_in, baseline):
-    done = pegprof_in("gate", "b.json", "--junit", "net.py/j.xml")
+    done = pegprof_in("gate", "b.json", "--export-junit", "net.py/j.xml")
     assert done.returncode == ExitCode.USAGE
     assert done.stderr.startswith("error: cannot write net.py/j.xml: ")  # and nothing before that of any progress
 

@@ -9,7 +9,8 @@ import psutil
 import pytest
 
 from pegprof.errors import ExitCode
-from pegprof.profiling.result import METHODS, Result
+from pegprof.result.result import Result
+from pegprof.result.settings import METHODS
 from tests import packages
 from tests.cli.commands import FINE, MODELS, rows_of
 from tests.compilers import needs_compilers
@@ -95,6 +96,18 @@ def test_ctrl_c_during_a_fit_leaves_no_process_and_keeps_the_rows_found_so_far(p
 
 
 @pytest.mark.slow
+def test_ctrl_c_while_meshes_are_tried_keeps_the_rows_of_those_before(pegprof_in):
+    file = pegprof_in.folder / "found.csv"
+    options = ["--target", "cpu:2", "--mesh", "auto", "--methods", "grad", "--up-to", "64", "--export-csv", file.name]
+    with pegprof_in.start("fit", f"{MODELS}:twins", *options) as process:
+        stdout, stderr = stop_when(process, file.exists)
+    assert (process.returncode, stdout) == (ExitCode.INTERRUPTED, "")
+    assert stderr.endswith("wrote found.csv, with what was compiled until then\n")
+    assert "Traceback" not in stderr
+    assert {row["mesh"] for row in csv.DictReader(io.StringIO(file.read_text()))} == {"data=2"}
+
+
+@pytest.mark.slow
 def test_ctrl_c_during_an_experiment_leaves_no_process_and_keeps_the_runs_that_are_finished(pegprof_in):
     pytest.importorskip("sklearn", reason="pip install -e '.[experiments]'")
     runs = pegprof_in.folder / "reports/sign-placement-quick/runs"
@@ -134,8 +147,10 @@ def test_a_method_that_is_killed_while_it_runs_fails_alone_and_what_was_measured
 
 @pytest.mark.slow
 def test_a_time_limit_that_leaves_nothing_timed_is_exit_code_124(pegprof_in):
-    done = pegprof_in("run", FINE, "--methods", "grad", "--time-limit", "1", "--export-csv", "-", "--quiet")
+    done = pegprof_in("run", FINE, "--methods", "grad", "--time-limit", "1s", "--export-csv", "-", "--quiet")
     assert done.returncode == 124, done.stderr
+    assert done.stderr.startswith("error: the time limit of 1s left too little time to measure")
+    assert "\nhint: try --time-limit 1m, or --no-time for memory and verdict alone\n" in done.stderr
     (row,) = rows_of(done.stdout).values()
     assert (row["status"], row["evidence"], row["time_s"]) == ("skipped", "compiled", "")
     assert "time limit" in row["reason"]

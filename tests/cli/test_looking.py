@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from pegprof.problem import zoo_names
-from pegprof.profiling.devices import DEVICES
+from pegprof.models.problem import zoo_names
+from pegprof.targets.devices import DEVICES
 from tests import packages
 from tests.cli.commands import MODELS, NOISY_MODEL
 from tests.waiting import children_cpu_s
@@ -22,8 +22,23 @@ def test_list_names_every_model_of_the_zoo_in_less_than_5_s_of_one_core(pegprof_
     assert "\x1b[" not in done.stdout
 
 
+def test_what_is_piped_is_as_wide_as_columns_says(pegprof_in):
+    narrow, wide = (pegprof_in("list", COLUMNS=columns).stdout for columns in ("50", "160"))
+    assert max(map(len, narrow.splitlines())) <= 50
+    assert "Not shown at this width: outside embeddings, batch, seq_len, description; " in " ".join(narrow.split())
+    assert "Not shown" not in wide
+    assert 110 < max(map(len, wide.splitlines())) <= 160
+
+
+def test_an_export_to_a_file_leaves_the_table_on_stdout(pegprof_in):
+    done = pegprof_in("list", "--export-json", "new/models.json")
+    assert (done.returncode, done.stderr) == (0, "wrote new/models.json\n")
+    assert "transformer-tiny" in done.stdout
+    assert [model["name"] for model in json.loads((pegprof_in.folder / "new/models.json").read_text())] == zoo_names()
+
+
 def test_list_as_json_has_what_the_table_has_and_more(pegprof_in):
-    models = json.loads(pegprof_in("list", "--json").stdout)
+    models = json.loads(pegprof_in("list", "--export-json", "-").stdout)
     assert [model["name"] for model in models] == zoo_names()
     large = next(model for model in models if model["name"] == "transformer-151m")
     assert large["parameters_outside_embeddings"] == 150_994_944 + 25 * 1024
@@ -34,7 +49,7 @@ def test_list_as_json_has_what_the_table_has_and_more(pegprof_in):
 
 def test_a_package_that_prints_or_is_broken_spoils_no_json(pegprof_in):
     packages.install(pegprof_in.folder, "noisy", NOISY_MODEL, {"noisy-net": "noisy:model", "broken": "noisy:missing"})
-    done = pegprof_in("list", "--json")
+    done = pegprof_in("list", "--export-json", "-", "--quiet")
     assert done.returncode == 0
     assert [model["name"] for model in json.loads(done.stdout)] == [*zoo_names(), "noisy-net"]
     assert done.stderr == (
@@ -74,7 +89,7 @@ def test_inspect_shows_the_plan_for_a_device_that_is_not_here(pegprof_in):
 
 
 def test_inspect_as_json_is_alone_on_stdout(pegprof_in):
-    done = pegprof_in("inspect", f"{MODELS}:prints_at_every_trace", "--json", "--quiet")
+    done = pegprof_in("inspect", f"{MODELS}:prints_at_every_trace", "--export-json", "-", "--quiet")
     assert (done.returncode, done.stderr) == (0, "")
     data = json.loads(done.stdout)
     assert (data["schema"], data["model"], data["parameters"]) == (2, "prints", 15)

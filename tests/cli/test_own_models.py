@@ -51,6 +51,44 @@ def test_a_users_file_that_is_wrong_is_said_in_one_message_with_its_line(pegprof
     assert done.stderr == f"error: {error}\n" + (f"hint: {hint}\n" if hint else "")
 
 
+def test_a_file_without_a_name_is_told_which_names_it_has(pegprof_in):
+    (pegprof_in.folder / "mine.py").write_text(MODEL + "other = model()\n_hidden = model()\n")
+    done = pegprof_in("run", "mine.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error: 'mine.py' does not say which name holds the model\nhint: write mine.py:model or mine.py:other\n"
+    )
+    assert pegprof_in("run", "none.py").stderr == "error: there is no file 'none.py'\n"
+
+
+def test_a_relative_import_is_told_the_name_of_its_module(pegprof_in):
+    package = pegprof_in.folder / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "sizes.py").write_text("WIDTH = 3\n")
+    (package / "mine.py").write_text(f"from .sizes import WIDTH\n{MODEL}")
+    done = pegprof_in("inspect", "package/mine.py:model", "--quiet")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error: package/mine.py:1: a file on its own cannot import relatively: it belongs to no package\n"
+        "hint: name its module instead, package.mine:model\n"
+    )
+    assert pegprof_in("inspect", "package.mine:model", "--quiet").returncode == 0
+    pegprof_in.folder = package
+    assert f"package.mine:model in the folder {package.parent}\n" in pegprof_in("inspect", "mine.py:model").stderr
+
+
+def test_a_users_folder_takes_the_place_of_no_standard_library(pegprof_in):
+    """Nor of what jax imports from it; the user's other modules are found as ever."""
+    for name in ("queue", "random", "statistics", "html", "tokenize", "profile"):
+        (pegprof_in.folder / f"{name}.py").write_text("raise RuntimeError('shadowed')\n")
+    (pegprof_in.folder / "sizes.py").write_text("WIDTH = 3\n")
+    (pegprof_in.folder / "mine.py").write_text(f"import random\nfrom sizes import WIDTH\n{MODEL}")
+    for spec in ("mine.py:model", "mine:model"):
+        done = pegprof_in("run", spec, "--batch", "4", "--methods", "grad", "--no-time", "--no-csv")
+        assert done.returncode == 0, done.stderr
+
+
 def test_debug_shows_the_users_own_traceback(pegprof_in):
     (pegprof_in.folder / "mine.py").write_text(MODEL + "wrong = model(loss=lambda w, x: 1 / 0)\n")
     assert (

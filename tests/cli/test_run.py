@@ -3,7 +3,7 @@
 import pytest
 
 from pegprof.errors import ExitCode
-from pegprof.profiling.result import METHODS
+from pegprof.result.settings import METHODS
 from tests.cli.commands import GRAD_ALONE, rows_of
 
 WHOLE_STEPS = """\

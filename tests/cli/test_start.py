@@ -36,7 +36,9 @@ def test_version_is_data_on_stdout(pegprof_in):
     ("arguments", "words"),
     [
         (["run", "mlp", "--batch", "many"], "'many' is not a batch size"),
-        (["run", "mlp", "--memory-limit", "20GB"], "hint: write it like 20GiB"),
+        (["run", "mlp", "--memory-limit", "20"], "hint: write a number and a unit: 20G or 20GiB"),
+        (["run", "mlp", "--time-limit", "soon"], "hint: write it like 90s, 10m or 1h"),
+        (["run", "mlp", "--time-limit", "0.5"], "--time-limit 0.5 is less than a second"),
         (["inspect", "mlp", "--memory-limit", ""], "'' is not an amount of memory"),
         (["run", "mlp", "--target", ""], "--target: the list is empty"),
         (["run", "mlp", "--set", "width"], "--set width has no value"),
@@ -44,7 +46,10 @@ def test_version_is_data_on_stdout(pegprof_in):
         (["fit", "mlp", "--target", "tpu-v5e,h100"], "fit takes one target, and tpu-v5e,h100 are 2"),
         (["fit", "mlp", "--batch", "8", "--up-to", "4"], "--batch asks about one batch and --up-to about many"),
         (["run", "mlp", "--methods", "grad,grad"], "--methods: grad is named twice"),
-        (["run", "mlp", "--runs", "0"], "--runs"),
+        (
+            ["run", "mlp", "--runs", "0"],
+            "error: --runs: input should be greater than or equal to 1\nhint: pegprof run --help",
+        ),
         (["run", "mlpp"], "hint: did you mean 'mlp'?"),
         (["run", "mlp", "--step", "micro_adma"], "hint: did you mean 'micro_adam'?"),
         (["fit", "mlp", "--step", "micro_adam", "--stats", "mean"], "hint: leave the statistics out"),
@@ -53,7 +58,18 @@ def test_version_is_data_on_stdout(pegprof_in):
         (["run", "mlp", "--export-json", "/proc/x.json"], "error: cannot write /proc/x.json"),
         (["experiment", "memory-baseline", "--out", "/proc/x"], "hint: name another folder with --out"),
         (["inspect", "mlp", "--stats", "men"], "hint: did you mean 'mean'?"),
-        (["walk"], "walk"),
+        (["run", "mlp", "--stats", "mean,nrm"], "--stats: unknown statistic 'nrm'\nhint: did you mean 'norm'?"),
+        (["fit", "mlp", "--methods", "surgry"], "--methods: unknown method 'surgry'\nhint: did you mean 'surgery'?"),
+        (["run", "mlp", "--bacth", "8"], "error: pegprof run has no option --bacth\nhint: did you mean '--batch'?"),
+        (["run"], "error: missing argument 'MODEL'\nhint: pegprof run --help"),
+        (["compare", "a.json"], "compare takes two files or more"),
+        (["gate", "b.json", "--junit", "j.xml"], "hint: it is now --export-junit FILE"),
+        (["inspect", "mlp", "--json"], "hint: it is now --export-json FILE, with - for stdout"),
+        (["list", "--json"], "hint: it is now --export-json FILE, with - for stdout"),
+        (["compare", "a.json", "b.json", "--markdown"], "hint: it is now --export-markdown FILE, with - for stdout"),
+        (["lits"], "error: there is no command 'lits'\nhint: did you mean 'list'?"),
+        (["--debg"], "error: pegprof has no option --debg\nhint: did you mean '--debug'?"),
+        (["cache", "empty"], "hint: known: info, clear"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -71,7 +87,8 @@ def test_debug_shows_the_traceback_and_changes_no_exit_code(pegprof_in):
 
 
 def test_every_command_can_show_tracebacks():
-    for command in app.registered_commands:
+    groups = [app, *(group.typer_instance for group in app.registered_groups)]
+    for command in (command for group in groups for command in group.registered_commands):
         assert "debug" in inspect.signature(command.callback).parameters
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pegprof.errors import ExitCode
-from pegprof.profiling.result import Result
+from pegprof.result.result import Result
 from tests.cli.commands import ENVIRONMENT, FINE, GRAD_ALONE, Pegprof, rows_of
 from tests.waiting import LIMIT_S, finish
 

@@ -36,7 +36,7 @@ def main(names: Sequence[str]) -> int:
     jax.config.update("jax_enable_x64", True)
     complaints = 0
     if list(names) == ["--everything"]:
-        names = [f"{setting}:{name}" for name in PROGRAMS for setting in SETTINGS if setting != "model"]
+        names = [f"{setting}:{name}" for name in PROGRAMS for setting in SETTINGS if setting not in SOME]
     for each in names:
         setting, _, name = each.partition(":")
         complaint = _complaint_of(SETTINGS[setting], name) if name else CHECKS[setting]()
@@ -81,15 +81,32 @@ def _on_mesh(
     *,
     kind: AxisType = AxisType.Auto,
     shards: str = "",
+    told: bool = False,
     **options: Any,
 ) -> Stats:
-    """The batch over ``data`` and ``fsdp``, parameters over ``shards``, their largest axis that it divides."""
+    """The batch over ``data`` and ``fsdp``, parameters over ``shards``, their largest axis that it divides.
+
+    Where that is ``told``, what is kept is scattered like the parameters.
+    """
     mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(kind,) * len(sizes))
     own = jax.NamedSharding(mesh, jax.P(tuple(a for a in sizes if a in ("data", "fsdp"))))
     batch = jax.device_put(batch, own)
-    params = jax.tree.map(lambda x: jax.device_put(x, _sharding(mesh, x, shards)), params)
+    shardings = jax.tree.map(lambda x: _sharding(mesh, x, shards), params)
+    params = jax.device_put(params, shardings)
+    if told:
+        options["param_shardings"] = shardings
     with jax.set_mesh(mesh):
-        return quick_jit(grad_stats(loss, STATS, **options))(params, batch)
+        stats = quick_jit(grad_stats(loss, STATS, **options))(params, batch)
+    if told:
+        _check_shardings([stats[name] for name in STATS if name != "norm"], shardings)
+    return stats
+
+
+def _check_shardings(trees: Sequence[Any], shardings: Any) -> None:
+    """Statistics are sharded as the parameters are; XLA keeps an array without entries on every device."""
+    for tree in trees:
+        for x, wanted in zip(jax.tree.leaves(tree), jax.tree.leaves(shardings), strict=True):
+            assert x.size == 0 or x.sharding.is_equivalent_to(wanted, x.ndim), f"{x.sharding} in place of {wanted}"
 
 
 def _sharding(mesh: Any, x: Any, axis: str) -> jax.NamedSharding:
@@ -113,13 +130,15 @@ def _inside(loss: Any, params: Any, batch: Any, *, check_vma: bool, **options: A
 SETTINGS: dict[str, Callable[..., Stats]] = {
     "automatic": functools.partial(_on_mesh, {"data": 8}),
     "one at a time": functools.partial(_on_mesh, {"data": 8}, microbatch_size=1),
-    "fsdp": functools.partial(_on_mesh, {"data": 2, "fsdp": 4}, shards="fsdp"),
+    "fsdp": functools.partial(_on_mesh, {"data": 2, "fsdp": 4}, shards="fsdp", told=True),
+    "fsdp untold": functools.partial(_on_mesh, {"data": 2, "fsdp": 4}, shards="fsdp"),
     "explicit": functools.partial(_on_mesh, {"data": 8}, kind=AxisType.Explicit),
     "explicit fsdp": functools.partial(_on_mesh, {"data": 2, "fsdp": 4}, kind=AxisType.Explicit, shards="fsdp"),
     "shard_map": functools.partial(_inside, check_vma=False),
     "shard_map that checks": functools.partial(_inside, check_vma=True),
     "model": functools.partial(_on_mesh, {"data": 4, "model": 2}, shards="model"),
 }
+SOME = ("model", "fsdp untold")  # settings that are for some programs
 
 
 def _kernel_complaint() -> str:
@@ -202,6 +221,29 @@ def _collective_complaint() -> str:
     return ""
 
 
+def _fsdp_complaint() -> str:
+    """Statistics of sharded parameters are scattered as they are reduced, over any of the batch's axes."""
+    rng = np.random.default_rng(0)
+    loss = lambda w, x: jnp.mean(jnp.square(jnp.tanh(x @ w)))
+    w, x = jnp.asarray(rng.normal(size=(16, 16))), jnp.asarray(rng.normal(size=(32, 24, 16)))
+    mesh = jax.make_mesh((2, 4), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+    spread = jax.device_put(x, jax.NamedSharding(mesh, jax.P(("data", "fsdp"))))
+    for spec in (jax.P("fsdp"), jax.P(None, ("data", "fsdp")), jax.P("data", "fsdp")):
+        for microbatch_size in (None, 1):
+            how = dict(microbatch_size=microbatch_size, param_shardings=spec)
+            with jax.set_mesh(mesh):
+                jitted = jax.jit(grad_stats(loss, **how), in_shardings=(jax.NamedSharding(mesh, spec), spread.sharding))
+                compiled = jitted.lower(w, spread).compile()
+            found = re.findall(r"= .* (all-gather|all-reduce|all-to-all|reduce-scatter)\(", compiled.as_text())
+            if "reduce-scatter" not in found or "all-to-all" in found:
+                return f"{spec}, microbatch_size={microbatch_size}: {found}"
+            with jax.set_mesh(mesh):
+                all_stats = jax.jit(grad_stats(loss, STATS, **how))(w, spread)
+            if complaint := _complaint(all_stats, grad_stats(loss, STATS)(w, x)):
+                return f"{spec}, microbatch_size={microbatch_size}: {complaint}"
+    return ""
+
+
 def _sequence_complaint() -> str:
     """Positions of an example on several devices: XLA adds up its gradient before anything is squared."""
     rng = np.random.default_rng(0)
@@ -266,7 +308,9 @@ def _refusal_complaint() -> str:
         return grad_stats(summed, "mean")(w, x)
 
     specs = dict(mesh=mesh, in_specs=(jax.P(), jax.P("data")), out_specs=jax.P(), check_vma=False)
+    both = jax.NamedSharding(mesh, jax.P())
     refused = {
+        "no tree like the parameters": lambda: grad_stats(loss, param_shardings={"w": both})(w, jax.device_put(x, own)),
         "do not divide it": lambda: grad_stats(loss, batch_axes=own)(w, x[:10]),
         "unknown mesh axis 'dat'": lambda: grad_stats(loss, batch_axes="dat")(w, jax.device_put(x, own)),
         "there is no mesh": lambda: grad_stats(loss, batch_axes="data")(w, x),
@@ -286,6 +330,7 @@ def _refusal_complaint() -> str:
 CHECKS = {
     "collectives": _collective_complaint,
     "kernels": _kernel_complaint,
+    "fsdp": _fsdp_complaint,
     "keys": _keys_complaint,
     "refusals": _refusal_complaint,
     "sequence": _sequence_complaint,

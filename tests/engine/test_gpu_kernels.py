@@ -18,7 +18,7 @@ import pytest
 from pegprof.engine.accumulators import ABS, CENTRED, MEAN, SIGN, SQUARE, SQUARE_NORM, Accumulator, Moment, Spread
 from pegprof.engine.kernels import gpu, gpu_gram
 from pegprof.engine.kernels.base import Operand, Outer
-from pegprof.profiling.elsewhere import Place
+from pegprof.measure.worker.place import Place
 from pegprof.targets.chips import CHIPS
 from tests.compilers import needs_compilers
 

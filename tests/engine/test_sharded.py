@@ -21,7 +21,7 @@ def check(cases):
 
 
 @pytest.mark.parametrize(
-    "what", ["collectives", "kernels", "keys", "refusals", "sequence", "training", "transformations"]
+    "what", ["collectives", "fsdp", "kernels", "keys", "refusals", "sequence", "training", "transformations"]
 )
 def test_on_a_mesh_this_holds(what):
     check([what])
@@ -29,7 +29,7 @@ def test_on_a_mesh_this_holds(what):
 
 @pytest.mark.parametrize("name", OFTEN)
 def test_statistics_of_a_sharded_batch_are_those_of_the_whole(name):
-    check([f"{setting}:{name}" for setting in SETTINGS])
+    check([f"{setting}:{name}" for setting in (*SETTINGS, "fsdp untold")])
 
 
 def test_parameters_may_be_sharded_over_a_model_axis():

@@ -11,7 +11,7 @@ from pegprof.engine.options import Options
 from pegprof.engine.passes.flatten import flatten
 from pegprof.engine.passes.squeeze import squeeze
 from pegprof.engine.trace import trace_example
-from pegprof.problem import load_problem
+from pegprof.models.problem import load_problem
 from tests.engine.cases import case, compute
 from tests.programs import PROGRAMS
 

@@ -10,6 +10,7 @@ import pytest
 from pegprof import PegprofError, Statistic, grad_stats
 from pegprof.engine.accumulators import CENTRED, MEAN, SQUARE_NORM, Accumulator, Moment, Spread, Summary
 from pegprof.engine.statistics import STATISTICS, accumulators_of, finish, resolve
+from pegprof.result.settings import FORMULAS
 from tests.engine.cases import ALL_STATISTICS
 from tests.oracles import assert_stats_agree, loop_stats
 
@@ -218,3 +219,7 @@ def test_a_name_of_the_table_is_pegprofs_own():
     with pytest.raises(PegprofError, match="'second_moment' is a statistic of pegprof's own: mean of g²"):
         resolve([Statistic.elementwise(jnp.abs, name="second_moment")])
     assert resolve([STATISTICS["mean"]]) == resolve("mean")
+
+
+def test_the_names_that_the_command_line_knows_without_jax_are_those_of_the_table():
+    assert {name: stat.formula for name, stat in STATISTICS.items()} == FORMULAS

@@ -10,7 +10,7 @@ import pytest
 from pegprof import grad_stats, make_plan
 from pegprof.engine.jaxpr import barrier_p
 from pegprof.engine.rules import find_strategy
-from pegprof.problem import load_problem
+from pegprof.models.problem import load_problem
 
 B = 6
 

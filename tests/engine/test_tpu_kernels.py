@@ -31,9 +31,9 @@ from pegprof.engine.planner import find_sites
 from pegprof.engine.rules.fused import Product, evaluates, product_of
 from pegprof.engine.sites import Site
 from pegprof.engine.trace import trace_example
-from pegprof.profiling.devices import DEVICES
-from pegprof.profiling.targets import absent_target
 from pegprof.targets.chips import CHIPS
+from pegprof.targets.devices import DEVICES
+from pegprof.targets.selection import absent_target
 from tests.compilers import needs_compilers
 from tests.engine.tpu_compiles import evaluated_operand
 from tests.waiting import LIMIT_S

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from pegprof.engine.accumulators import CENTRED, MEAN, SQUARE, SQUARE_NORM
 from pegprof.engine.kernels import tpu, tpu_gram, tpu_rows
 from pegprof.engine.kernels.base import Operand
-from pegprof.profiling.elsewhere import Place
+from pegprof.measure.worker.place import Place
 from pegprof.targets.chips import CHIPS, Chip
 
 Case = tuple[str, Callable[..., Any], list[jax.ShapeDtypeStruct]]

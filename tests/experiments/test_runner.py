@@ -14,7 +14,7 @@ from pegprof.errors import ExitCode, PegprofError
 from pegprof.experiments.base import Experiment, Finding, Run
 from pegprof.experiments.figures import make_panels, style
 from pegprof.experiments.runner import FULL_LIMIT_S, run_experiment
-from pegprof.profiling.progress import Silence
+from pegprof.measure.progress import Silence
 from tests.experiments.deadly import make_run, measure
 
 
@@ -97,7 +97,7 @@ def test_after_the_time_limit_no_run_begins_and_the_page_says_how_many_there_are
 
 def test_a_missing_package_is_named_with_what_installs_it_before_anything_runs(tmp_path):
     lacking = Counted(packages=("matplotlib", "no_such_package"))
-    with pytest.raises(PegprofError, match=r"needs no_such_package.*\n.*\.\[experiments\]") as caught:
+    with pytest.raises(PegprofError, match=r"needs no_such_package.*\nhint: pip install .*\[experiments\]") as caught:
         lacking.run(tmp_path)
     assert caught.value.exit_code == ExitCode.UNMEASURED
     assert lacking.measured == []

@@ -8,8 +8,8 @@ import pytest
 
 import pegprof
 from pegprof import optimizers
+from pegprof.models.problem import load_problem
 from pegprof.optimizers import step as step_module
-from pegprof.problem import load_problem
 from tests.optimizers.problems import NAMES, RATE, assert_trees_close, loss, make_batch, make_params
 
 

@@ -16,8 +16,8 @@ KERNEL = {"kernel": "double", "flops": "1000", "bytes": "2000", "vector_flops": 
 @functools.cache
 def compile_texts(target: str) -> dict[str, dict[str, object]]:
     """By the program's name: its compiled text and XLA's bytes of arguments and results."""
-    from pegprof.profiling.devices import DEVICES
-    from pegprof.profiling.targets import absent_target
+    from pegprof.targets.devices import DEVICES
+    from pegprof.targets.selection import absent_target
 
     environment = {"JAX_PLATFORMS": "cpu"} if target == "cpu" else absent_target(DEVICES[target]).environment
     command = [sys.executable, "-m", "tests.targets.programs", target]
@@ -67,8 +67,8 @@ def make_programs(target):
 def main(target):
     import jax
 
-    from pegprof.profiling.elsewhere import Place
-    from pegprof.targets.compiler_prices import GPU_OPTIONS
+    from pegprof.measure.worker.place import Place
+    from pegprof.targets.hlo.compiler_prices import GPU_OPTIONS
 
     place = Place(None if target == "cpu" else target)
     options = GPU_OPTIONS if place.device and place.device.compiler.backend == "gpu" else {}

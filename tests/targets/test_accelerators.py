@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from benchmarks import accelerators
 from benchmarks.accelerators_text import group, short_op_name
 from pegprof.errors import PegprofError
-from pegprof.targets.estimate import OperationPrice
+from pegprof.targets.hlo.estimate import OperationPrice
 from tests.compilers import needs_compilers
 
 OPERATION = OperationPrice(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pegprof.targets.collectives import Collective, find_collectives, floor_s
+from pegprof.targets.hlo.collectives import Collective, find_collectives, floor_s
 
 TEXT = """\
 HloModule jit_step, num_partitions=8
@@ -71,3 +71,92 @@ def test_a_floor_is_what_must_be_sent_over_the_published_bandwidth():
     assert reduce.sent_bytes == pytest.approx(2 * 64 * 7 / 8)
     assert floor_s([gather, reduce], "tpu-v5p") == pytest.approx((960 + 112) / 6e11)
     assert floor_s([gather], "t4") is None
+
+
+COMBINED = """\
+HloModule jit_step, num_partitions=8
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%narrow (p: f32[64]) -> bf16[64] {
+  %p = f32[64] parameter(0)
+  ROOT %narrowed = bf16[64] convert(%p)
+}
+
+%joined (p: f32[8], q: f32[64]) -> f32[72] {
+  %p = f32[8] parameter(0)
+  %q = f32[64] parameter(1)
+  ROOT %both = f32[72] concatenate(%p, %q), dimensions={0}
+}
+
+%first (p: f32[72]) -> f32[8] {
+  %p = f32[72] parameter(0)
+  ROOT %part = f32[8] slice(%p), slice={[0:8]}
+}
+
+%second (p: f32[72]) -> f32[64] {
+  %p = f32[72] parameter(0)
+  %part = f32[64] slice(%p), slice={[8:72]}
+  %eighth = f32[] constant(0.125)
+  %eighths = f32[64] broadcast(%eighth), dimensions={}
+  ROOT %mean = f32[64] multiply(%part, %eighths)
+}
+
+%some (p: bf16[64]) -> bf16[512] {
+  %p = bf16[64] parameter(0)
+  ROOT %all = bf16[512] all-gather(%p), channel_id=3, dimensions={0}, frontend_attributes={chain_id="0"}
+}
+
+%more (p: bf16[64]) -> bf16[512] {
+  %p = bf16[64] parameter(0)
+  ROOT %all = bf16[512] all-gather(%p), channel_id=3, dimensions={0}, frontend_attributes={chain_id="0"}
+}
+
+ENTRY %main (w: f32[64], b: f32[8]) -> (f32[8], f32[64], f32[64]) {
+  %w = f32[64] parameter(0), metadata={op_name="params[\\'layer\\'][\\'w\\']"}
+  %b = f32[8] parameter(1), metadata={op_name="params[\\'layer\\'][\\'b\\']"}
+  %narrow_w = bf16[64] fusion(%w), kind=kLoop, calls=%narrow
+  %begun = bf16[512] fusion(%narrow_w), kind=kLoop, calls=%some
+  %gathered = bf16[512] fusion(%narrow_w), kind=kLoop, calls=%more
+  %of_w = f32[64] custom-call(%gathered), custom_call_target="f", metadata={source_file="m.py" source_line=7}
+  %of_b = f32[8] custom-call(%b), custom_call_target="f", metadata={source_file="m.py" source_line=8}
+  %half = f32[32] custom-call(%b), custom_call_target="f", metadata={source_file="m.py" source_line=10}
+  %moved_w = f32[64] copy(%of_w)
+  %joint = f32[72] fusion(%of_b, %moved_w), kind=kLoop, calls=%joined
+  %reducing = f32[72] all-reduce-start(%joint), channel_id=1, to_apply=%add
+  %reduced = f32[72] all-reduce-done(%reducing)
+  %grad_b = f32[8] fusion(%reduced), kind=kLoop, calls=%first
+  %grad_w = f32[64] fusion(%reduced), kind=kLoop, calls=%second
+  %two = (f32[8], f32[32]) all-reduce(%of_b, %half), to_apply=%add, metadata={source_file="m.py" source_line=8}
+  %large = f32[32] get-tuple-element(%two), index=1
+  %lone = f32[64] custom-call(%large), custom_call_target="f", metadata={source_file="m.py" source_line=9}
+  ROOT %results = (f32[8], f32[64], f32[64]) tuple(%grad_b, %grad_w, %lone)
+}
+"""
+
+
+def by_kind(text, outputs=()):
+    return {(each.kind, each.bytes): each for each in find_collectives(text, outputs)}
+
+
+def test_a_gather_is_of_the_parameter_that_it_comes_from_and_counts_once_however_many_fusions_share_it():
+    gather = by_kind(COMBINED)["all-gather", 1024]
+    assert (gather.parameter, gather.count) == ("layer/w", 1)
+
+
+def test_a_combined_reduction_is_of_the_parameter_that_most_of_its_results_mirror():
+    joint = by_kind(COMBINED, ["layer/b", "layer/w", ""])["all-reduce", 288]
+    assert (joint.parameter, joint.source) == ("layer/w", "m.py:7")
+
+
+def test_a_combined_reduction_without_a_line_has_that_of_its_largest_operand():
+    assert by_kind(COMBINED)["all-reduce", 288].source == "m.py:7"
+
+
+def test_a_combined_reduction_has_not_the_line_of_whichever_operand_came_first():
+    activations = by_kind(COMBINED)["all-reduce", 160]
+    assert (activations.parameter, activations.source) == ("", "m.py:10")

@@ -3,9 +3,9 @@
 import pytest
 
 from pegprof.targets.chips import CHIPS
-from pegprof.targets.estimate import Estimate, estimate
-from pegprof.targets.flops import count_work
-from pegprof.targets.hlo import parse_module
+from pegprof.targets.hlo.estimate import Estimate, estimate
+from pegprof.targets.hlo.flops import count_work
+from pegprof.targets.hlo.module import parse_module
 from tests.compilers import needs_compilers
 from tests.targets.programs import KERNEL, D, N, compile_texts
 

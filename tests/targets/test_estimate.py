@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from pegprof.profiling.devices import DEVICES
 from pegprof.targets.chips import CHIPS
-from pegprof.targets.estimate import Estimate, estimate
+from pegprof.targets.devices import DEVICES
+from pegprof.targets.hlo.estimate import Estimate, estimate
 
 CHIP = CHIPS["tpu-v5p"]
 

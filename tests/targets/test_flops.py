@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pegprof.targets.flops import count_pairs, count_work
-from pegprof.targets.hlo import parse_module
+from pegprof.targets.hlo.flops import count_pairs, count_work
+from pegprof.targets.hlo.module import parse_module
 
 
 def work_of(*lines: str):

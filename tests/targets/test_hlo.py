@@ -2,7 +2,7 @@
 
 import pytest
 
-from pegprof.targets.hlo import parse_module, parse_operation
+from pegprof.targets.hlo.module import parse_module, parse_operation
 
 LOOP = """\
 HloModule jit_f, is_scheduled=true

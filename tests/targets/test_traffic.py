@@ -2,8 +2,8 @@
 
 import pytest
 
-from pegprof.targets.hlo import parse_module
-from pegprof.targets.traffic import moved_bytes
+from pegprof.targets.hlo.module import parse_module
+from pegprof.targets.hlo.traffic import moved_bytes
 
 ROW, ALL = 1024, 4096
 

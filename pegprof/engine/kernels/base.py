@@ -1,7 +1,7 @@
 """What every kernel has in common: what it costs, and how a compiled program tells.
 
 XLA's cost models say nothing of a kernel. So a kernel counts its own operations and traffic, from its block shapes, and
-leaves them on the operation as attributes of the HLO. ``pegprof/targets/estimate.py`` reads them there.
+leaves them on the operation as attributes of the HLO. ``pegprof/targets/hlo/estimate.py`` reads them there.
 """
 
 import contextlib

@@ -1,0 +1,247 @@
+"""What a gate on time is worth: how often it fails an unchanged program, and how often a slower one, by slowdown.
+
+The model does extra work inside the method: its loss multiplies matrices when it sees a single example, as it does in
+``vmap`` and ``surgery``, and not when it sees a batch, as in ``grad``. So it is really slower, by as much as was
+calibrated first. With ``--how against`` every gate measures both revisions of a repository that is made for it; with
+``--how baseline`` it measures again what one baseline holds, made under the same load.
+
+Rows are added to the CSV as they come, so that a long benchmark can be done in several sittings.
+"""
+
+import contextlib
+import csv
+import functools
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from benchmarks.command import make_console, run_command, say, write_csv
+from benchmarks.gate_power_text import draw, find_missed, render
+from pegprof.compare.gate import Effort, Gate, pass_against, pass_gate, read_baseline
+from pegprof.compare.limits import LimitTable
+from pegprof.errors import ExitCode, PegprofError, nearest
+from pegprof.measure.pair import measure_pair
+from pegprof.measure.progress import Silence
+from pegprof.measure.revisions import checked_out
+from pegprof.measure.session import measure
+from pegprof.result.settings import Settings
+
+FILE = "slowed.py"
+MODEL = f"{FILE}:slowed"
+SOURCE = '''"""A model of the zoo whose loss multiplies a matrix and a vector for a single example, WORK times."""
+
+import jax
+import jax.numpy as jnp
+
+import pegprof
+from pegprof.models.problem import load_problem
+
+WORK = {work}
+SIZE = 64
+base = load_problem({model!r})
+in_a_batch = jax.tree.leaves(base.abstract_batch(2))[0]
+
+
+def extra_work(data):
+    """A number that depends on the example, so that it is neither left out nor done once for all."""
+    matrix = 0.9 * jnp.eye(SIZE)
+    start = jnp.full((SIZE,), jnp.mean(data.astype(jnp.float32)))
+    return jnp.sum(jax.lax.fori_loop(0, WORK, lambda _, vector: jnp.tanh(matrix @ vector), start))
+
+
+def loss(params, batch):
+    value, data = base.loss(params, batch), jax.tree.leaves(batch)[0]
+    if WORK and (data.ndim < in_a_batch.ndim or data.shape[0] == 1):
+        value = value * (1 + 1e-30 * jax.lax.stop_gradient(extra_work(data)))  # which is 1 in float32
+    return value
+
+
+slowed = pegprof.Problem(
+    name="slowed-{model}", init=base.init, loss=loss, batch=base.batch, keep_batch_dim=base.keep_batch_dim
+)
+'''
+FIRST_WORK = 200  # to calibrate with, and then as much as takes about
+CALIBRATED_AT = 0.3  # of the method's time
+
+# It ends with whoever started it, however that one ends.
+LOAD = "import os; parent = os.getppid()\nwhile os.getppid() == parent: sum(range(10**5))"
+
+How = Literal["against", "baseline"]
+PassGate = Callable[[int], Gate]
+"""With so much work. May be called again and again."""
+
+
+def main(
+    model: Annotated[str, typer.Option(metavar="A,B", help="Models of the zoo.")] = "mlp,transformer-tiny",
+    batch: Annotated[int, typer.Option(min=2)] = 16,
+    methods: Annotated[str, typer.Option(help="Which methods, grad among them.")] = "grad,surgery",
+    gates: Annotated[int, typer.Option(min=1, help="How many for each model, slowdown and load.")] = 10,
+    slowdowns: Annotated[str, typer.Option(metavar="X,Y", help="1 is the unchanged program.")] = "1,1.1,1.2,1.3,1.5",
+    load: Annotated[str, typer.Option(metavar="N,M", help="Processes that load the machine meanwhile.")] = "0,1",
+    how: Annotated[str, typer.Option(metavar="against|baseline", help="What is compared with.")] = "against",
+    csv_path: Annotated[Path, typer.Option("--csv", help="Where rows are added.")] = Path("reports/gate-power.csv"),
+    figure: Annotated[Path | None, typer.Option(help="A figure of all rows of the CSV, png or svg.")] = None,
+) -> None:
+    """Gate programs on time that are known to be so much slower; ends with 1 if a bar is missed."""
+    kind, csv_path = _parse_how(how), csv_path.resolve()
+    figure = figure and figure.resolve()
+    loads, factors = [int(n) for n in load.split(",")], [float(x) for x in slowdowns.split(",")]
+    settings = Settings(model=MODEL, batches=(batch,), methods=tuple(methods.split(",")), check=False)
+    rows = read_rows(csv_path)
+    for name in model.split(","):
+        with _in_repository(name):
+            unit = calibrate(functools.partial(_pass_against, settings, name, Effort(processes=4)))
+            say(f"{name}: {unit:.3%} of the time for each unit of work")
+            for processes in loads:
+                with loaded(processes):
+                    about = {"model": name, "batch": batch, "load": processes, "how": kind}
+                    for row in run_gates(_make_gate(kind, settings, name), factors, gates, unit=unit, about=about):
+                        rows.append(row)
+                        write_csv(rows, str(csv_path))
+                        say(f"{name}, load {processes}, {row['slowdown']}: {row['outcome']}: {row['words']}")
+    make_console().print(render(rows))
+    if figure:
+        draw(rows, figure)
+    if missed := find_missed(rows):
+        raise PegprofError("; ".join(missed), exit_code=ExitCode.NO)
+
+
+def _parse_how(text: str) -> How:
+    known: dict[str, How] = {"against": "against", "baseline": "baseline"}
+    if text not in known:
+        raise PegprofError(f"--how {text} is not known", hint=nearest(text, known))
+    return known[text]
+
+
+# The programs.
+
+
+@contextlib.contextmanager
+def _in_repository(model: str) -> Iterator[None]:
+    """A temporary repository to work in, whose one commit is the unchanged program."""
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory(prefix="gate-power-") as folder:
+        os.chdir(folder)
+        try:
+            write_program(Path(folder), model, work=0)
+            author = ["-c", "user.name=gate-power", "-c", "user.email=gate-power@localhost"]
+            for words in (["init", "--quiet"], ["add", FILE], [*author, "commit", "--quiet", "-m", "unchanged"]):
+                subprocess.run(["git", *words], check=True)
+            yield
+        finally:
+            os.chdir(before)
+
+
+def write_program(folder: Path, model: str, *, work: int) -> None:
+    (folder / FILE).write_text(SOURCE.format(model=model, work=work), encoding="utf-8")
+
+
+def calibrate(gate: PassGate) -> float:
+    """The share of the method's time that a unit of work takes, measured twice, the second time with more of it."""
+    unit = max(_slowest_change(gate(FIRST_WORK)) / FIRST_WORK, 1e-7)
+    work = max(1, round(CALIBRATED_AT / unit))
+    return _slowest_change(gate(work)) / work
+
+
+def _slowest_change(gate: Gate) -> float:
+    """Of the methods that are compared with grad."""
+    changes = [row["change"] for row in _rows(gate)]
+    if not changes or max(changes) <= 0:
+        raise PegprofError("the extra work takes no time", hint="look for other work on this machine")
+    return float(max(changes))
+
+
+# The gates.
+
+
+def _make_gate(how: How, settings: Settings, model: str) -> PassGate:
+    if how == "against":
+        return functools.partial(_pass_against, settings, model, Effort())
+    write_program(Path.cwd(), model, work=0)
+    baseline = Path("baseline.json")
+    say(f"the baseline: {model} ...")
+    result = measure(Effort(processes=8).apply(settings), talk=Silence())
+    baseline.write_text(result.to_json(), encoding="utf-8")
+
+    def gate(work: int) -> Gate:
+        write_program(Path.cwd(), model, work=work)
+        return pass_gate(
+            read_baseline(baseline, time=True),
+            limits=LimitTable(flags={"time": True}),
+            measure=lambda settings, check, enough: measure(settings, talk=Silence(), enough=enough),
+        )
+
+    return gate
+
+
+def _pass_against(settings: Settings, model: str, effort: Effort, work: int) -> Gate:
+    write_program(Path.cwd(), model, work=work)
+    with checked_out("HEAD", settings.model, folder=Path.cwd()) as revision:
+        return pass_against(
+            settings,
+            revision=revision.name,
+            limits=LimitTable(flags={"time": True}),
+            measure=functools.partial(measure_pair, revision, talk=Silence()),
+            effort=effort,
+        )
+
+
+def run_gates(
+    gate: PassGate, slowdowns: Sequence[float], gates: int, *, unit: float, about: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """A row for each gate and method. Slowdowns take turns, so that what drifts hits them alike."""
+    for number in range(1, gates + 1):
+        for slowdown in slowdowns:
+            work, start_s = round((slowdown - 1) / unit), time.monotonic()
+            found = gate(work)
+            took_s = round(time.monotonic() - start_s, 1)
+            for row in _rows(found):
+                yield {**about, "slowdown": slowdown, "work": work, "gate": number, **row, "took_s": took_s}
+
+
+def _rows(gate: Gate) -> list[dict[str, Any]]:
+    """What a gate says of times; that more work also has more flops is another matter."""
+    processes = {row.method: row.processes for row in gate.after.rows}
+    return [
+        {
+            "method": change.method,
+            "outcome": change.outcome,
+            "ratio_before": change.before,
+            "ratio_after": change.after,
+            "change": float(change.after or 0) / float(change.before) - 1 if change.before else None,
+            "processes": processes.get(change.method),
+            "words": change.words,
+        }
+        for change in gate.changes
+        if change.metric == "time_ratio"
+    ]
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@contextlib.contextmanager
+def loaded(count: int) -> Iterator[None]:
+    """So many processes that do nothing but take a core each."""
+    processes = [subprocess.Popen([sys.executable, "-c", LOAD]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+if __name__ == "__main__":
+    run_command(main)

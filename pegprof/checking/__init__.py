@@ -1,1 +1,0 @@
-"""What is wrong with what a user gave: a Problem, a loss whose examples interact, a function of gradients."""
