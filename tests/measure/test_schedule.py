@@ -21,7 +21,7 @@ def test_surgery_runs_fewer_at_a_time_where_the_memory_that_is_free_is_little():
     about = methods.METHODS["surgery"].about
     little = about(problem, _options(problem, 16 * 2**20), 64)
     assert little.microbatch_size < about(problem, _options(problem, 2**40), 64).microbatch_size
-    assert little.note == f"{little.microbatch_size} at a time"
+    assert little.notes[0] == f"{little.microbatch_size} at a time"
 
 
 def test_what_an_optimizer_keeps_is_taken_from_what_surgery_may_use():
