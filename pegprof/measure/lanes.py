@@ -42,6 +42,7 @@ class Lane:
     repeats: int = 1
     nonfinite: str = ""  # what of its statistics is no finite number, in words
     racing: bool = True
+    resting: bool = False  # it has had its rounds of this process
 
     @property
     def next_s(self) -> float:

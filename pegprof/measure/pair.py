@@ -55,7 +55,7 @@ def measure_pair(
     pair = _Pair(older=older, newer=newer)
     try:
         _describe(older, revision)
-        newer.describe(then=settings.methods[-1])
+        newer.describe()
         check(*pair.outlines())
         older.compile_all()
         newer.compile_all()
@@ -92,7 +92,7 @@ class _Pair:
 
 def _describe(session: Session, revision: Revision) -> None:
     try:
-        session.describe(then=session.settings.methods[-1])
+        session.describe()
     except PegprofError as error:
         raise PegprofError(
             f"in {revision.name}: {error.what}", where=error.where, hint=error.hint, exit_code=error.exit_code

@@ -16,12 +16,14 @@ from pegprof.measure.progress import Talk
 from pegprof.measure.timing import Timing
 from pegprof.result.settings import MIN_RUNS
 
-MAX_ROUNDS = 50
-ENOUGH_S = 10.0  # of rounds, when their number was not asked for
-MIN_ROUNDS_OF_SEVERAL = 5  # in each of several processes; more
-STEADY = 0.01  # until its ratios are that certain,
-ENOUGH_S_OF_SEVERAL = 6.0  # but for no longer than that: more processes then tell more than more rounds
-REWARM_S = 1.0  # what takes longer has no use for warm caches, and no time for runs that do not count
+# In each process, if the number of rounds was not asked for:
+MIN_ROUNDS = 5  # unless they are slow;
+STEADY = 0.01  # more until the ratios are that certain,
+ENOUGH_S = 5.0  # but for no longer than that: more processes then tell more than more rounds,
+MAX_ROUNDS = 50  # and no more than these;
+WITHOUT_SLOW_S = 1.0  # but at least so long for the others, once the slow ones rest
+
+REWARM_S = 0.25  # what takes longer has no use for warm caches, and no time for runs that do not count
 START_S = 5.0  # by guess, until a process has been started anew
 LEAST_PROCESSES = 3  # that no wish for speed keeps from beginning
 
@@ -97,29 +99,32 @@ class _Rounds:
 
     def _run_process(self, process: int) -> None:
         """Rounds until there are enough, or until the next would pass the limit; every sample is kept."""
-        start_s = time.monotonic()
+        until_s, least = time.monotonic() + self._enough_s, self._least_rounds()
         for number in itertools.count(1):
-            done, took_s = number - 1, time.monotonic() - start_s
-            enough = self._has_enough(process, done, took_s)
+            enough = self._has_enough(process, number - 1, until_s, least)
             if enough or not self._are_racing() or self._round_s() > self._left_s():
                 return
             self._run_round(process, number)
+            if number == least and not self._settings.runs and self._rest_slow():
+                until_s = max(until_s, time.monotonic() + WITHOUT_SLOW_S)
 
-    def _has_enough(self, process: int, rounds: int, took_s: float) -> bool:
+    def _rest_slow(self) -> bool:
+        rested = [timing.rest_slow() for timing in self._timings]
+        return any(rested)
+
+    def _has_enough(self, process: int, rounds: int, until_s: float, least: int) -> bool:
         if self._settings.runs:
             return rounds + (0 if self._settings.warmup else 1) >= self._settings.runs  # the first run counts
-        least, enough_s = self._worth()
         if rounds < least:
             return False
-        is_steady = self._terms.processes > 1 and self._uncertainty(process) < STEADY
-        return is_steady or took_s >= enough_s or rounds >= MAX_ROUNDS
+        return self._uncertainty(process) < STEADY or time.monotonic() >= until_s or rounds >= MAX_ROUNDS
 
-    def _worth(self) -> tuple[int, float]:
-        """The fewest rounds of a process, and the time for more."""
-        if self._terms.processes == 1:
-            return MIN_RUNS, ENOUGH_S
-        slow = MIN_ROUNDS_OF_SEVERAL * self._round_s() > ENOUGH_S
-        return MIN_RUNS if slow else MIN_ROUNDS_OF_SEVERAL, ENOUGH_S_OF_SEVERAL * len(self._timings)
+    @property
+    def _enough_s(self) -> float:
+        return ENOUGH_S * len(self._timings)
+
+    def _least_rounds(self) -> int:
+        return MIN_RUNS if MIN_ROUNDS * self._round_s() > self._enough_s else MIN_ROUNDS
 
     def _uncertainty(self, process: int) -> float:
         return max(timing.uncertainty(process) for timing in self._timings)
@@ -138,8 +143,7 @@ class _Rounds:
     def _expected_s(self) -> float:
         """What the rounds of a process should take in all."""
         round_s, extra = self._round_s(), max(self._settings.warmup - 1, 0)
-        least, enough_s = self._worth()
-        worth_s = max(least * round_s, min(MAX_ROUNDS * round_s, enough_s))
+        worth_s = max(self._least_rounds() * round_s, min(MAX_ROUNDS * round_s, self._enough_s))
         counted_s = self._settings.runs * round_s if self._settings.runs else worth_s
         return min(extra * round_s + counted_s, self._left_s())
 

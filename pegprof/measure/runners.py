@@ -9,7 +9,7 @@ memory already; and whoever takes more than was foreseen is stopped before the m
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pegprof.errors import PegprofError
@@ -17,7 +17,6 @@ from pegprof.measure import protocol
 from pegprof.measure.process import ChildFailure, Worker
 from pegprof.measure.protocol import A, Arguments, ExamplesChecked, Request, Times
 from pegprof.measure.workers import Program, Seat, Workers
-from pegprof.result.findings import Compiled
 from pegprof.targets import selection
 from pegprof.targets.selection import Target
 from pegprof.units import format_bytes
@@ -64,8 +63,7 @@ class Runners:
         self._arguments_end = 0
         self.on_host = host.is_host
         self.shared = workers.shares(host)
-        for method in self.methods:
-            self._seat(method).loaded = None  # arguments of another batch, if any
+        self._forget_loaded()  # arguments of another batch, if any
 
     @property
     def _waiting(self) -> int:
@@ -92,74 +90,62 @@ class Runners:
           ChildFailure, PegprofError, NoRoom: there are no arguments.
         """
         self._require(2 * self._argument_bytes)  # what they are made from may take as much again
-        maker = self._seat(self.methods[0]).worker
-        self._send_arguments(maker, self._workers.settings.seed)
-        if self.shared:
-            self._receive_arguments(maker)
-            return self.prepare(batch)
-        pending = self._send_prepare(batch)  # the others compile meanwhile
-        self._receive_arguments(maker)
-        return self._receive_prepared(batch, pending)
+        self._workers.begin(self._making(self._workers.settings.seed), self._host, method=self.methods[0])
+        self._begin_compiling(batch)
+        self._make_arguments(self._workers.settings.seed)
+        return self.prepare(batch)
 
     def prepare(self, batch: int) -> dict[str, Exception]:
         """Compiles all methods for a batch, side by side if they have processes of their own."""
-        return self._receive_prepared(batch, [] if self.shared else self._send_prepare(batch))
-
-    def _send_prepare(self, batch: int) -> list[str]:
-        """Asks those who have not compiled for this batch yet to do so."""
-        pending = [method for method in self.methods if not self._is_compiled(method, batch)]
-        for method in pending:
-            protocol.send(self._seat(method).worker, self._compilation(method, batch))
-        return pending
-
-    def _compilation(self, method: str, batch: int) -> protocol.Compile:
-        return protocol.Compile(subject=self._subject, method=method, batch=batch, capacity_bytes=self._capacity_bytes)
-
-    def _receive_prepared(self, batch: int, pending: Sequence[str]) -> dict[str, Exception]:
+        self._begin_compiling(batch)
         self.programs = {}
         failures: dict[str, Exception] = {}
         for method in list(self.methods):
             try:
-                if method in pending:
-                    self._receive_program(method, batch)
-                elif self._is_compiled(method, batch):
-                    self.programs[method] = self._known[method, batch]
-                else:
+                if not self._is_compiled(method, batch):
                     self._compile(method, batch)
+                self.programs[method] = self._known[method, batch]
             except (ChildFailure, PegprofError) as failure:
                 failures[method] = failure
         return failures
 
+    def _begin_compiling(self, batch: int) -> None:
+        for method in self.methods:
+            if not self._is_compiled(method, batch):
+                self._workers.begin(self._compilation(method, batch), self._host, method=method)
+
     def _is_compiled(self, method: str, batch: int) -> bool:
-        return (method, batch) in self._known and (method, batch) in self._seat(method).compiled
+        seat = self._workers.find(self._host, method)
+        is_there = seat is not None and seat.worker.alive and (method, batch) in seat.compiled
+        return is_there and (method, batch) in self._known
 
     def _compile(self, method: str, batch: int) -> None:
-        protocol.send(self._seat(method).worker, self._compilation(method, batch))
-        self._receive_program(method, batch)
+        request = self._compilation(method, batch)
+        compiled = self._workers.ask(request, self._host, method=method, limit_s=self.left_s())
+        self._workers.seat(self._host, method).compiled.add((method, batch))
+        self._known[method, batch] = Program.of(compiled, batch)
 
-    def _receive_program(self, method: str, batch: int) -> None:
-        seat = self._seat(method)
-        compiled = self._receive(seat.worker, Compiled)
-        seat.compiled.add((method, batch))
-        self.programs[method] = self._known[method, batch] = Program.of(compiled, batch)
+    def _compilation(self, method: str, batch: int) -> protocol.Compile:
+        return protocol.Compile(subject=self._subject, method=method, batch=batch, capacity_bytes=self._capacity_bytes)
 
-    def _send_arguments(self, maker: Worker, seed: int) -> None:
-        protocol.send(
-            maker,
-            protocol.MakeArguments(subject=self._subject, batch=self._full_batch, seed=seed, file=self._file),
+    def _making(self, seed: int) -> protocol.MakeArguments:
+        return self._workers.making_arguments(self._host, self._full_batch, seed)
+
+    def _make_arguments(self, seed: int) -> None:
+        self._arguments = self._workers.ask(
+            self._making(seed), self._host, method=self.methods[0], limit_s=self.left_s()
         )
-
-    def _receive_arguments(self, maker: Worker) -> None:
-        self._arguments = self._receive(maker, Arguments)
         self._arguments_end = os.fstat(self._workers.file).st_size
 
     def draw_again(self, seed: int) -> None:
         """Other parameters and data, for all that runs from now on."""
-        maker = self._seat(self.methods[0]).worker
-        self._send_arguments(maker, seed)
-        self._receive_arguments(maker)
+        self._make_arguments(seed)
+        self._forget_loaded()
+
+    def _forget_loaded(self) -> None:
         for method in self.methods:
-            self._seat(method).loaded = None
+            if seat := self._workers.find(self._host, method):
+                seat.loaded = None
 
     def _seat(self, method: str) -> Seat:
         return self._workers.seat(self._host, method)

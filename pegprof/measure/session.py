@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pegprof
 from pegprof.errors import ExitCode, PegprofError
@@ -24,7 +23,7 @@ from pegprof.measure.progress import Talk
 from pegprof.measure.rounds import run_together
 from pegprof.measure.runners import Runners
 from pegprof.measure.timing import Timing, last_lines
-from pegprof.measure.workers import Program, Workers, find_host
+from pegprof.measure.workers import LIMIT_S, Program, Workers, find_host
 from pegprof.models.problem import Problem
 from pegprof.result import events
 from pegprof.result.events import Event
@@ -40,6 +39,7 @@ from pegprof.targets.selection import Target, arrange, choose_targets, cpu_targe
 from pegprof.units import format_bytes, format_seconds
 
 SAVE_EVERY_S = 1.0
+SMALL_SHARE = 1 / 16  # of the free memory: arguments that take less are made while others compile
 
 Save = Callable[[Result], None]
 Enough = Callable[[Result, int], bool]
@@ -181,7 +181,7 @@ class Session:
             self.close()
             return self.result()
         try:
-            self.describe(then=self.settings.methods[-1])
+            self.describe()
             outlined(self.history.outline())
             self.compile_all()
             if self.settings.time and self.host:
@@ -206,32 +206,56 @@ class Session:
         self.log.close()
 
     def compile_all(self) -> None:
-        """Every method at every batch for every target, and the verdicts."""
-        total = len(self.targets) * len(self.settings.batches) * len(self.settings.methods)
-        numbers = itertools.count(1)
-        for target in self.targets:
-            everything = list(itertools.product(self.settings.batches, self.settings.methods))
-            for number, (batch, method) in enumerate(everything, 1):
-                count = f" ({next(numbers)} of {total})"
-                if not self._is_needed(batch, method, target):
-                    continue
-                _, then = everything[number % len(everything)]
-                self.compile(batch, method, target, count=count, then=then)
-                if target.device and batch == self.settings.batches[-1] and method != self.settings.methods[0]:
-                    self.workers.release(target, method)  # the first one weighs activations
+        """Every method at every batch for every target, and the verdicts.
+
+        On the device that is here two workers are at work at any time: the next method's has begun already, and the
+        first one, when it has compiled its own, weighs activations and makes the arguments.
+        """
+        jobs = [(target, self._find_needed(target)) for target in self.targets]
+        numbers, total = itertools.count(1), sum(len(needed) for _, needed in jobs)
+        for target, needed in jobs:
+            for number, (batch, method) in enumerate(needed, 1):
+                if number < len(needed):
+                    self._begin_compiling(target, *needed[number])
+                self.compile(batch, method, target, count=f" ({next(numbers)} of {total})")
+                if (batch, method) == (self.settings.batches[-1], self.settings.methods[0]):
+                    self._begin_last_jobs(target)
+                elif target.device and batch == self.settings.batches[-1]:
+                    self.workers.release(target, method)
             if target.name not in self.history.verdicts and (verdict := self._find_verdict(target)):
                 self.log.add(events.Weighed(verdict=verdict))
             if target.device:
                 self.workers.release_all(target)
 
-    def _is_needed(self, batch: int, method: str, target: Target) -> bool:
-        """Not if the log has it, unless it is still to be run, or the machine lacked something."""
-        compiled = self.history.compiled.get((batch, method, target.name))
-        to_run = target.runs and self.settings.time and batch not in self.history.timed_batches
-        return compiled is None or bool(compiled.lacked) or to_run
+    def _begin_compiling(self, target: Target, batch: int, method: str) -> None:
+        """Has the worker of a method begin to compile it, or for a device that is not here only to start: such a
+        compiler takes a GiB or two."""
+        request = protocol.GetReady() if target.device else self.compilation(batch, method, target)
+        self.workers.begin(request, target, method=method)
 
-    def describe(self, *, then: str | None = None) -> None:
-        """Finds out about the model, and what memory there is; ``then`` is as for ``Workers.ask``."""
+    def _begin_last_jobs(self, target: Target) -> None:
+        """What the first method's worker has to do after its last compile."""
+        if target.name not in self.history.verdicts:
+            self.workers.begin(self._weighing(target), target)
+        batch = self.settings.batches[0]
+        compiled = self.history.compiled[batch, self.settings.methods[0], target.name]
+        is_small = (compiled.argument_bytes or 0) < SMALL_SHARE * selection.available_host_bytes()
+        if target.runs and self.settings.time and not compiled.failure and is_small:
+            self.workers.begin(self.workers.making_arguments(target, batch, self.settings.seed), target)
+
+    def _find_needed(self, target: Target) -> list[tuple[int, str]]:
+        """The batches and methods to compile: not what the log has, unless it is still to be run, or the machine
+        lacked something."""
+        needed = []
+        for batch, method in itertools.product(self.settings.batches, self.settings.methods):
+            compiled = self.history.compiled.get((batch, method, target.name))
+            to_run = target.runs and self.settings.time and batch not in self.history.timed_batches
+            if compiled is None or compiled.lacked or to_run:
+                needed.append((batch, method))
+        return needed
+
+    def describe(self) -> None:
+        """Finds out about the model, and what memory there is. The worker that compiles second starts meanwhile."""
         self.talk.doing(f"loading {self.settings.model}")
         where = self.host or cpu_target()
         request = protocol.Describe(
@@ -239,8 +263,10 @@ class Session:
             measure_rate=self.settings.time and self.host is not None,
             meshes=tuple(dict(target.mesh) for target in self.targets if target.mesh),
         )
+        if self.host and len(self.settings.methods) > 1:
+            self.workers.begin(protocol.GetReady(), where, method=self.settings.methods[1])
         try:
-            facts = self.workers.ask(request, where, then=then if self.host else None)
+            facts = self.workers.ask(request, where)
         except ChildFailure as failure:
             what = f"the model {self.settings.model} could not be loaded: {failure.reason}"
             raise PegprofError(what, hint=last_lines(failure.output), exit_code=ExitCode.UNMEASURED) from failure
@@ -264,29 +290,51 @@ class Session:
         bounds = [bound for bound in (there, self.settings.memory_limit_bytes) if bound is not None]
         return min(bounds, default=None)
 
-    def compile(self, batch: int, method: str, target: Target, *, count: str = "", **fields: Any) -> None:
-        """Compiles one method, and keeps what comes of it; ``fields`` are those of ``Workers.compile``."""
-        self.keep_compiled(batch, method, target, self.try_compile(batch, method, target, count=count, **fields))
+    def compile(self, batch: int, method: str, target: Target, *, count: str = "") -> None:
+        """Compiles one method, and keeps what comes of it."""
+        self.keep_compiled(batch, method, target, self.try_compile(batch, method, target, count=count))
 
     def keep_compiled(self, batch: int, method: str, target: Target, compiled: Compiled) -> None:
         self.log.add(events.MethodCompiled(batch=batch, method=method, target=target.name, compiled=compiled))
 
-    def try_compile(self, batch: int, method: str, target: Target, *, count: str = "", **fields: Any) -> Compiled:
-        """Compiles one method."""
+    def compilation(self, batch: int, method: str, target: Target, surgery_size: int | None = None) -> protocol.Compile:
+        """The request; ``surgery_size`` is how many examples surgery takes at a time, if the planner may not choose."""
+        return protocol.Compile(
+            subject=self.workers.subject(target),
+            method=method,
+            batch=batch,
+            capacity_bytes=self.history.capacity_bytes[target.name],
+            surgery_size=surgery_size,
+        )
+
+    def try_compile(
+        self,
+        batch: int,
+        method: str,
+        target: Target,
+        *,
+        count: str = "",
+        surgery_size: int | None = None,
+        limit_s: float = LIMIT_S,
+    ) -> Compiled:
+        """Compiles one method; ``surgery_size`` is as for ``compilation``."""
         where = f" for {target.name}" if target.device else ""
         self.talk.doing(f"compiling {method} at batch {batch}{where}{count}", kind=f"compile {target.name}")
-        capacity_bytes = self.history.capacity_bytes[target.name]
-        compiled, printed = self.workers.compile(target, batch, method, capacity_bytes=capacity_bytes, **fields)
+        request = self.compilation(batch, method, target, surgery_size)
+        compiled, printed = self.workers.compile(request, target, limit_s=limit_s)
         if printed and not self.debug:
             self.talk(f"{method} said:\n{last_lines(printed)}")
         self.talk(f"{method} at batch {batch}{where} {_outcome(compiled)}")
         return compiled
 
+    def _weighing(self, target: Target) -> protocol.Weigh:
+        return protocol.Weigh(subject=self.workers.subject(target))
+
     def _find_verdict(self, target: Target) -> Verdict | None:
         where = f" for {target.name}" if target.device else ""
         self.talk.doing(f"weighing one example's activations{where}")
         try:
-            weights = self.workers.ask(protocol.Weigh(subject=self.workers.subject(target)), target)
+            weights = self.workers.ask(self._weighing(target), target)
         except (ChildFailure, PegprofError) as failure:
             self.talk(f"no verdict{where}: {failure}")
             return None
@@ -310,7 +358,7 @@ class Session:
             capacity_bytes=self.history.capacity_bytes[target.name],
         )
         try:
-            planned = self.workers.ask(request, target)
+            planned = self.workers.ask(request, target, method=self.settings.methods[-1])
         except (ChildFailure, PegprofError) as failure:
             self.talk(f"no layers: {failure}")
             return ()

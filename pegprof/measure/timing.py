@@ -17,7 +17,7 @@ from pegprof.measure import schedule
 from pegprof.measure.lanes import Lane, Terms
 from pegprof.measure.process import ChildFailure, OutOfMemory, OutOfTime, Stopped
 from pegprof.measure.progress import Talk
-from pegprof.measure.protocol import Times
+from pegprof.measure.protocol import Slot, Times
 from pegprof.measure.runners import NoRoom, Runners
 from pegprof.result import events
 from pegprof.result.findings import Peak
@@ -27,16 +27,20 @@ from pegprof.result.samples import log_ratios, standard_error
 
 TURN_S = 0.15  # what takes less is run several times in a round, and the median counts,
 MOST_IN_A_ROUND = 5
+SLOW_SHARE = 0.5  # of a round
 
-# Who runs first is what the others are compared with. JAX's own ways are the plainest, and vmap can be slow beyond
-# measure; grad has the mean only, and another one if examples interact.
-FIRST, LAST = ("microbatch", "vmap"), ("grad",)
+# The first method to run is the reference for the others: one of JAX's own ways. grad has the mean only, and another
+# one if examples interact. vmap can be slow beyond measure: where it is not the reference it runs last, and once.
+REFERENCES, LAST = ("microbatch", "vmap"), ("grad", "vmap")
 
 FIRST_RUN_SHARE = 0.5  # of the time left, that a first run may take
 CHECK_SHARE = 0.1  # of the time left, that the check of the examples may take while nothing looks wrong
 CHECK_SETUP_S = 5.0  # what that takes beside compiling and running
 CHECK_PROGRAMS = 3  # of the batch, of one example at a time, and the engine's
 EXAMPLES = 4  # that it looks at
+
+Kept = tuple[Lane, Mapping[str, tuple[Slot, ...]]]
+"""A method, and where in the file its statistics are."""
 
 UNVERIFIED = Remark(kind="statistics", words="not verified: no finite number to compare")
 
@@ -53,9 +57,9 @@ class Timing:
 
     def __init__(self, terms: Terms, *, log: Log, runners: Runners, talk: Talk):
         self.terms, self._log, self._runners, self._talk = terms, log, runners, talk
-        others = [method for method in runners.methods if method not in (*FIRST, *LAST)]
-        order = [method for method in (*FIRST, *others, *LAST) if method in runners.methods]
-        self._lanes = [Lane(method=method, runs=log.history.runs(terms.batch, method)) for method in order]
+        self._lanes = [
+            Lane(method=method, runs=log.history.runs(terms.batch, method)) for method in _order(runners.methods)
+        ]
         self.settings = log.history.asked
         self._rewarm = False
 
@@ -159,9 +163,12 @@ class Timing:
 
     def _run_first(self, *, compare: bool) -> None:
         """The first run of each method at the batch that it is compiled for."""
-        reference: tuple[Lane, Any] | None = None
+        reference: Kept | None = None
         suspects: list[Lane] = []
         for lane in self.racing():
+            if reference and suspects and lane.method == "vmap":
+                reference, suspects = self._look_again(suspects, reference), []
+                compare = reference is not None
             program = self._runners.programs[lane.method]
             self._talk.doing(f"running {lane.method} at batch {program.batch}", kind=f"a run at {program.batch}")
             try:
@@ -195,9 +202,10 @@ class Timing:
                 suspects.append(lane)
             if answer.kept is not None:
                 reference = lane, answer.kept
+        if reference and suspects:
+            self._look_again(suspects, reference)
         if reference:
             self._runners.forget_statistics()
-            self._look_again(suspects, reference[0])
 
     def _warn_of_nonfinite(self) -> None:
         """Says aloud what is no finite number, and what could not be compared for that; each once, with all methods."""
@@ -229,15 +237,14 @@ class Timing:
     def _keep_error(self, lane: Lane, error: float | None) -> None:
         self._log.add(events.Compared(batch=self.terms.batch, method=lane.method, max_rel_error=error))
 
-    def _look_again(self, suspects: Sequence[Lane], reference: Lane) -> None:
-        """Compares those that differ once more, with other parameters and data.
+    def _look_again(self, suspects: Sequence[Lane], first_reference: Kept) -> Kept | None:
+        """Compares those that differ once more, with other parameters and data; returns the reference for these.
 
         Where a loss has a kink, such as a ReLU, an activation can be so near to it that rounding decides its gradient.
         That happens for one draw and not for the next. A method that is wrong is wrong for both.
         """
-        if not suspects:
-            return
         self._talk.doing("comparing once more, with other parameters and data")
+        reference, _ = first_reference
         errors = {lane.method: lane.runs.max_rel_error for lane in suspects}
         try:
             self._runners.draw_again(self.settings.seed + 1)
@@ -263,7 +270,7 @@ class Timing:
                 )
             else:
                 self._judge_error(lane, first, reference)
-        self._runners.forget_statistics()
+        return (reference, kept) if kept else None
 
     def _judge_error(self, lane: Lane, error: float, reference: Lane) -> None:
         """A method that is wrong is out of the race. ``grad`` stays: the others' times are compared with its own."""
@@ -277,13 +284,12 @@ class Timing:
     def _check_examples(self, probe: int) -> None:
         """Whether examples interact, and whether the engine is right.
 
-        It runs if ``grad`` differs, to say why; otherwise if it is cheap.
-        What it would find is what ``grad`` and ``surgery`` differ by from the others, which has been looked at.
+        It runs if ``grad`` differs, to say why; otherwise if it is cheap, and if the methods have not shown it already.
         """
         lanes = {lane.method: lane for lane in self.racing()}
         grad = lanes.get("grad")
         suspect = grad is not None and grad.runs.ended is not None
-        if probe < 2 or not lanes or not (suspect or self.terms.check_examples):
+        if probe < 2 or not lanes or not (suspect or self.terms.check_examples) or self._all_agree():
             return
         slowest_s = max(lane.runs.first_s or 0.0 for lane in lanes.values())
         cost_s = CHECK_SETUP_S + CHECK_PROGRAMS * (
@@ -313,12 +319,22 @@ class Timing:
         else:
             self._remark_on_all("examples", words)
 
+    def _all_agree(self) -> bool:
+        """Whether ``grad``, and all others, gave the mean of JAX's own gradients of single examples, in numbers."""
+        reference, *others = self._lanes
+        return (
+            reference.method in REFERENCES
+            and "grad" in [lane.method for lane in others]
+            and all(lane.racing and not lane.runs.ended and not lane.nonfinite for lane in self._lanes)
+            and all(lane.runs.max_rel_error is not None for lane in others)
+        )
+
     def _judge_engine(self, lanes: Mapping[str, Lane], fault: str) -> None:
         """The engine is wrong: ``surgery`` is out of the race, and ``grad`` is not to blame for differing from it."""
         surgery, grad = lanes.get("surgery"), lanes.get("grad")
         if surgery is None:
             return
-        if grad and not {*FIRST} & lanes.keys():  # it was compared with surgery
+        if grad and not {*REFERENCES} & lanes.keys():  # it was compared with surgery
             self._keep_error(surgery, grad.runs.max_rel_error)
             self._log.add(events.Cleared(batch=self.terms.batch, method="grad"))
         self._end(surgery, "failed", fault)
@@ -396,16 +412,36 @@ class Timing:
 
     def round_s(self) -> float:
         """What a round should take."""
-        return sum((lane.repeats + self._rewarm) * lane.next_s for lane in self.racing())
+        return sum(map(self._turn_s, self._running()))
+
+    def _turn_s(self, lane: Lane) -> float:
+        return (lane.repeats + self._rewarm) * lane.next_s
+
+    def _running(self) -> list[Lane]:
+        return [lane for lane in self.racing() if not lane.resting]
+
+    def rest_slow(self) -> bool:
+        """A method that takes most of a round has no more of them in this process: the others' would be too few.
+
+        ``grad`` goes on, since ratios are to a ``grad`` of the same round. Returns whether there was such a method.
+        """
+        round_s, others = self.round_s(), [lane for lane in self._running() if lane.method != "grad"]
+        for lane in others:
+            lane.resting = self._turn_s(lane) > SLOW_SHARE * round_s
+        return any(lane.resting for lane in others)
 
     def uncertainty(self, process: int) -> float:
-        """How far a process's ratios to ``grad`` may be off: the largest standard error of their centres."""
+        """How far a process's ratios to ``grad`` may be off: the largest standard error of their centres.
+
+        Infinite where there is none.
+        """
         samples = {
-            lane.method: [sample for sample in lane.runs.samples if sample.process == process] for lane in self.racing()
+            lane.method: [sample for sample in lane.runs.samples if sample.process == process]
+            for lane in self._running()
         }
         grad = samples.pop("grad", [])
         ratios = [log_ratios(each, grad).get(process, []) for each in samples.values()]
-        return max(map(standard_error, ratios), default=0.0) if grad else 0.0
+        return max(map(standard_error, ratios), default=math.inf) if grad else math.inf
 
     def left_s(self) -> float:
         return self._runners.left_s()
@@ -418,7 +454,7 @@ class Timing:
           number: of the round.
           counts: whether its times are kept.
         """
-        lanes = self.racing()
+        lanes = self._running()
         turn = number % max(len(lanes), 1)
         for lane in lanes[turn:] + lanes[:turn]:
             times_s = self._run(lane, times=lane.repeats, rewarm=self._rewarm)
@@ -429,6 +465,7 @@ class Timing:
         """Starts all processes anew, each with a first run, which counts only if there is no warm-up at all."""
         self._end_all(self._runners.renew())
         for lane in self.racing():
+            lane.resting = False
             times_s = self._run(lane)
             if times_s and not self.settings.warmup:
                 self._keep_sample(lane, process, 0, times_s[0])
@@ -459,6 +496,17 @@ class Timing:
                 self._keep_peak(lane, self._runners.run_afresh(lane.method))
             except (ChildFailure, NoRoom) as error:
                 self._remark(lane, "peak", f"its peak of memory was not measured: {error}")
+
+
+def _order(methods: Sequence[str]) -> list[str]:
+    """In which methods run first.
+
+    >>> _order(["grad", "vmap", "microbatch", "surgery"])
+    ['microbatch', 'surgery', 'grad', 'vmap']
+    """
+    reference = [method for method in REFERENCES if method in methods][:1]
+    others = [method for method in methods if method not in (*reference, *LAST)]
+    return [*reference, *others, *(method for method in LAST if method in methods and method not in reference)]
 
 
 def _disagreement(lane: Lane, error: float, reference: Lane) -> str:

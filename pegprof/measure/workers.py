@@ -3,6 +3,7 @@
 The parent never imports the model. A worker that crashes costs its own row only; another one then takes its seat.
 """
 
+import contextlib
 import dataclasses
 import functools
 import tempfile
@@ -13,7 +14,7 @@ from pegprof.errors import ExitCode, PegprofError
 from pegprof.measure import in_process, protocol
 from pegprof.measure.process import Child, ChildFailure, OutOfMemory, OutOfTime, Stopped, Tree, Worker
 from pegprof.measure.progress import Talk
-from pegprof.measure.protocol import A, Done, GetReady, ListDevices, Request, Subject
+from pegprof.measure.protocol import A, ListDevices, Request, Subject
 from pegprof.models.problem import Problem
 from pegprof.result.findings import Compiled
 from pegprof.result.settings import Settings
@@ -47,7 +48,7 @@ class Program:
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Seat:
-    """A worker, and what it has: methods compiled for which batch, arguments for which.
+    """A worker, and what it has: methods compiled for which batch, arguments for which, jobs that it has begun.
 
     The arguments of a step are one method's own: it goes on from where its last step led.
     """
@@ -55,7 +56,7 @@ class Seat:
     worker: Worker
     compiled: set[tuple[str, int]] = dataclasses.field(default_factory=set)
     loaded: tuple[int, str | None] | None = None
-    is_ready: bool = True  # False while it is still starting
+    begun: list[Request[Any]] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,25 +113,20 @@ class Workers:
         environment = {**target.environment, **shared}
         return Child(environment, talk=self.talk, files=(self.file,), debug=self.debug, tree=self.tree)
 
-    def seat(self, target: Target, method: str, *, ready: bool = True) -> Seat:
-        """The worker of a method: a new process if there was none, or if it is gone.
+    def seat(self, target: Target, method: str) -> Seat:
+        """The worker of a method, with no job under way: a new process if there was none, or if it is gone."""
+        seat = self._seat(target, method)
+        while seat.begun:
+            with contextlib.suppress(ChildFailure, PegprofError):  # nobody has asked for it
+                self._receive(seat, seat.begun[0], limit_s=LIMIT_S)
+        return self._seat(target, method)
 
-        Args:
-          target: what it works for.
-          method: by name.
-          ready: whether to wait until it has imported what it needs.
-        """
+    def _seat(self, target: Target, method: str) -> Seat:
         seat = self.find(target, method)
         if seat is None or not seat.worker.alive:
             if seat:
                 seat.worker.close()
             seat = self._seats[self._key(target, method)] = Seat(worker=self.start(target))
-        if not ready and not seat.compiled and seat.is_ready:
-            protocol.send(seat.worker, GetReady())
-            seat.is_ready = False
-        elif ready and not seat.is_ready:
-            seat.is_ready = True
-            protocol.receive(seat.worker, Done, limit_s=LIMIT_S, watch=self._watch)
         return seat
 
     def find(self, target: Target, method: str) -> Seat | None:
@@ -156,15 +152,18 @@ class Workers:
         self._programs.cleanup()
         self._file.close()
 
-    def ask(
-        self,
-        request: Request[A],
-        target: Target,
-        *,
-        method: str | None = None,
-        limit_s: float = LIMIT_S,
-        then: str | None = None,
-    ) -> A:
+    def begin(self, request: Request[Any], target: Target, *, method: str | None = None) -> None:
+        """Has a worker begin a job now; whoever asks for it later finds it under way, or done.
+
+        Where all methods share a worker, it could only delay what is asked first, so nothing is begun there.
+        """
+        if not self.shares(target):
+            seat = self._seat(target, method or self.settings.methods[0])
+            if request not in seat.begun:
+                seat.begun.append(request)
+                protocol.send(seat.worker, request)
+
+    def ask(self, request: Request[A], target: Target, *, method: str | None = None, limit_s: float = LIMIT_S) -> A:
         """One job.
 
         Args:
@@ -172,55 +171,42 @@ class Workers:
           target: what for.
           method: whose worker does it: that of the first method, if no other is named.
           limit_s: for all of it.
-          then: the method that comes next: its worker gets ready meanwhile.
         """
-        seat = self.seat(target, method or self.settings.methods[0])
-        protocol.send(seat.worker, request)
-        if then and not self.shares(target):
-            self.seat(target, then, ready=False)
+        method = method or self.settings.methods[0]
+        seat = self.find(target, method)
+        if seat is None or request not in seat.begun:
+            seat = self._seat(target, method)
+            seat.begun.append(request)
+            protocol.send(seat.worker, request)
+        while seat.begun[0] != request:
+            with contextlib.suppress(ChildFailure, PegprofError):  # nobody has asked for it
+                self._receive(seat, seat.begun[0], limit_s=limit_s)
+        return self._receive(seat, request, limit_s=limit_s)
+
+    def _receive(self, seat: Seat, request: Request[A], *, limit_s: float) -> A:
+        """The answer to the oldest job that a worker has begun."""
+        seat.begun.pop(0)
         return protocol.receive(seat.worker, request.answer(), limit_s=limit_s, watch=self._watch)
 
     def subject(self, target: Target) -> Subject:
         """What a worker for a target works on."""
         return Subject.at(self.settings, target)
 
+    def making_arguments(self, target: Target, batch: int, seed: int) -> protocol.MakeArguments:
+        """The request for parameters and a batch, in the file."""
+        return protocol.MakeArguments(subject=self.subject(target), batch=batch, seed=seed, file=self.file)
+
     def _watch(self) -> str | None:
         return "stopped" if self.stop.is_set() else selection.short_of_memory()
 
-    def compile(
-        self,
-        target: Target,
-        batch: int,
-        method: str,
-        *,
-        capacity_bytes: int | None,
-        surgery_size: int | None = None,
-        limit_s: float = LIMIT_S,
-        then: str | None = None,
-    ) -> tuple[Compiled, str]:
+    def compile(self, request: protocol.Compile, target: Target, *, limit_s: float = LIMIT_S) -> tuple[Compiled, str]:
         """One method at one batch size, and what a child that failed had printed. It never raises for a method's sake.
-
-        Args:
-          target: what for.
-          batch: how many examples.
-          method: by name.
-          capacity_bytes: what surgery's planner may use.
-          surgery_size: how many examples surgery takes at a time, where that is not the planner's choice.
-          limit_s: for all of it.
-          then: as for ``ask``.
 
         Raises:
           PegprofError: the compiler itself is of no use.
         """
-        request = protocol.Compile(
-            subject=self.subject(target),
-            method=method,
-            batch=batch,
-            capacity_bytes=capacity_bytes,
-            surgery_size=surgery_size,
-        )
         try:
-            compiled = self.ask(request, target, method=method, limit_s=limit_s, then=then)
+            compiled = self.ask(request, target, method=request.method, limit_s=limit_s)
         except ChildFailure as failure:
             is_short = isinstance(failure, Stopped | OutOfMemory)
             lacked = "time" if isinstance(failure, OutOfTime) else "memory" if is_short else ""
@@ -230,8 +216,9 @@ class Workers:
             if error.exit_code != ExitCode.USAGE:
                 raise
             return Compiled(failure=error.what), ""
-        if surgery_size is None:
-            self.seat(target, method).compiled.add((method, batch))
+        seat = self.find(target, request.method)
+        if seat and request.surgery_size is None:
+            seat.compiled.add((request.method, request.batch))
         return compiled, ""
 
 

@@ -38,7 +38,9 @@ def empty_cache(monkeypatch, tmp_path):
 def compile_for(name, method="grad", batch=4, settings=SETTINGS, capacity_bytes=None):
     target = absent_target(DEVICES[name])
     with contextlib.closing(Workers(settings=settings, talk=Silence())) as workers:
-        return workers.compile(target, batch, method, capacity_bytes=capacity_bytes)[0]
+        subject = workers.subject(target)
+        asked = protocol.Compile(subject=subject, method=method, batch=batch, capacity_bytes=capacity_bytes)
+        return workers.compile(asked, target)[0]
 
 
 def request(name, **changes):

@@ -8,6 +8,21 @@ from pegprof.measure.process import Stopped
 from pegprof.measure.progress import Silence
 from tests.measure.races import ALL, Runners, make_timing, race, timed_by, times_s
 
+WILD = (0.5, 0.7, 1.3, 2.0, 1.0)
+
+
+def noisy(clock, example_s, noise=None):
+    """Runners of which some take that much more or less, run by run."""
+    runners, noise = Runners(clock, example_s), {m: itertools.cycle(each) for m, each in (noise or {}).items()}
+    run = runners.run
+
+    def run_noisily(method, **how):
+        answer, factor = run(method, **how), next(noise[method]) if method in noise else 1.0
+        return dataclasses.replace(answer, times_s=tuple(factor * t for t in answer.times_s))
+
+    runners.run = run_noisily
+    return runners
+
 
 def test_a_quick_method_runs_several_times_a_round_and_the_round_has_their_median(clock):
     runners = Runners(clock, {"grad": 0.0001, "vmap": 1.0})
@@ -31,14 +46,38 @@ def test_all_methods_of_a_round_are_warmed_up_again_or_none_is(clock):
         race(runners, batches=(4,))
         return {method: kinds - {None} for method, kinds in found.items()}
 
-    assert rewarmed({"grad": 0.001, "vmap": 0.2}) == {"grad": {True}, "vmap": {True}}
-    assert rewarmed({"grad": 0.001, "vmap": 0.3}) == {"grad": {False}, "vmap": {False}}
+    assert rewarmed({"grad": 0.001, "vmap": 0.06}) == {"grad": {True}, "vmap": {True}}
+    assert rewarmed({"grad": 0.001, "vmap": 0.07}) == {"grad": {False}, "vmap": {False}}
 
 
 def test_nobody_goes_on_in_rounds_without_the_others(clock):
-    timed = race(Runners(clock, {"grad": 0.001, "vmap": 0.01, "surgery": 0.002}), runs=None)
+    timed = race(Runners(clock, {"grad": 0.001, "vmap": 0.002, "surgery": 0.002}), runs=None)
     ran = [{(sample.process, sample.round) for sample in each.samples} for each in timed.values()]
     assert ran[0] == ran[1] == ran[2]
+
+
+def test_a_method_that_takes_most_of_a_round_rests_after_three_while_grad_goes_on_with_the_others(clock):
+    timed = race(noisy(clock, {"grad": 1e-4, "vmap": 1.0, "surgery": 1e-4}, noise={"surgery": WILD}), runs=None)
+    assert {method: len(each.samples) for method, each in timed.items() if method != "surgery"} == {
+        "vmap": 3,
+        "grad": len(timed["surgery"].samples),
+    }
+    assert len(timed["grad"].samples) > 3
+
+
+def test_grad_never_rests(clock):
+    timed = race(Runners(clock, {"grad": 1.0, "vmap": 0.001}), runs=None)
+    assert {len(each.samples) for each in timed.values()} == {3}
+
+
+def test_whoever_asks_for_a_number_of_runs_gets_it_of_every_method(clock):
+    timed = race(Runners(clock, {"grad": 0.001, "vmap": 1.0}), runs=6)
+    assert {len(each.samples) for each in timed.values()} == {6}
+
+
+def test_a_method_that_rests_is_back_in_the_next_process(clock):
+    timed = race(noisy(clock, {"grad": 0.001, "vmap": 1.0, "surgery": 0.002}), runs=None, processes=2)
+    assert shape(timed["vmap"]) == {0: 3, 1: 3}
 
 
 def test_without_a_number_of_runs_there_are_at_least_three_rounds_and_no_more_than_fifty(clock):
@@ -71,25 +110,12 @@ def test_without_warm_up_the_first_run_of_each_process_counts(clock):
     assert [(s.process, s.round) for s in timed["grad"].samples] == [(p, r) for p in (0, 1) for r in (0, 1, 2)]
 
 
-def noisy(clock, factors):
-    """Runners whose vmap takes that much more or less, run by run."""
-    runners, endless = Runners(clock, {"grad": 0.1 / 64, "vmap": 0.1 / 64}), itertools.cycle(factors)
-    run = runners.run
-
-    def run_noisily(method, **how):
-        answer, factor = run(method, **how), next(endless)
-        noise = factor if method == "vmap" else 1.0
-        return dataclasses.replace(answer, times_s=tuple(noise * t for t in answer.times_s))
-
-    runners.run = run_noisily
-    return runners
-
-
 def test_each_of_several_processes_has_rounds_until_its_ratios_are_certain(clock):
-    calm = race(noisy(clock, [1.0]), runs=None, processes=2)
+    pair = {"grad": 0.1 / 64, "vmap": 0.1 / 64}
+    calm = race(noisy(clock, pair), runs=None, processes=2)
     assert shape(calm["grad"]) == {0: 5, 1: 5}
-    wild = race(noisy(clock, [0.5, 0.7, 1.3, 2.0, 1.0]), runs=None, processes=2)
-    assert min(shape(wild["grad"]).values()) >= 6  # as many as take six seconds
+    wild = race(noisy(clock, pair, noise={"vmap": WILD}), runs=None, processes=2)
+    assert min(shape(wild["grad"]).values()) >= 6  # as many as take five seconds
 
 
 def test_slow_methods_have_three_rounds_in_each_of_several_processes(clock):

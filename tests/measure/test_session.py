@@ -285,7 +285,7 @@ def test_a_program_is_compiled_once_and_read_back_by_another_child(tmp_path, mon
     settings = Settings(model=f"{MODELS}:fine", batches=(4,), methods=("surgery",))
     request = protocol.Compile(subject=Subject.at(settings, host_target()), method="surgery", batch=4)
     with contextlib.closing(Workers(settings=settings, talk=Silence())) as pool:
-        compiled, _ = pool.compile(host_target(), 4, "surgery", capacity_bytes=None)
+        compiled, _ = pool.compile(request, host_target())
         (folder,) = tmp_path.iterdir()
         programs = {path.name for path in folder.iterdir()}
         with contextlib.closing(pool.start(host_target())) as bench:

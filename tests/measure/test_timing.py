@@ -23,10 +23,31 @@ def test_all_methods_run_in_turn_at_the_batch_asked_for(clock):
     assert len({rounds[i] for i in (0, 4, 8)}) == 3  # another one is first each time
 
 
-def test_statistics_are_compared_and_examples_checked_on_a_small_batch_before_anything_is_timed(clock):
+def test_statistics_are_compared_on_a_small_batch_before_anything_is_timed(clock):
     runners = Runners(clock, ALL)
     race(runners)
-    assert runners.log[:8] == ["prepare 4", "microbatch", "vmap", "surgery", "grad", "forget", "check 4", "prepare 64"]
+    assert runners.log[:7] == ["prepare 4", "microbatch", "surgery", "grad", "vmap", "forget", "prepare 64"]
+
+
+@pytest.mark.parametrize("methods", [("grad", "surgery"), ("vmap", "surgery"), ("grad",)])
+def test_examples_are_checked_where_grad_was_not_compared_with_single_examples(clock, methods):
+    runners = Runners(clock, dict.fromkeys(methods, 0.1))
+    race(runners)
+    assert "check 4" in runners.log
+
+
+def test_examples_are_not_checked_where_all_methods_agree_on_them(clock):
+    runners = Runners(clock, ALL)
+    race(runners)
+    assert "check 4" not in runners.log
+
+
+def test_a_slow_vmap_runs_once_where_the_others_differ_for_one_draw_of_parameters(clock):
+    runners = Runners(clock, ALL, kinks={"grad": 0.01, "surgery": 0.02, "vmap": 0.01})
+    timed = race(runners)
+    begin = runners.log.index("draw 1")
+    assert runners.log[begin : begin + 6] == ["draw 1", "microbatch", "surgery", "grad", "vmap", "forget"]
+    assert (timed["vmap"].failure, timed["vmap"].max_rel_error, words_of(timed["vmap"])) == (None, 0.0, ())
 
 
 def test_without_checks_nothing_is_compared(clock):
@@ -80,7 +101,7 @@ def test_methods_that_agree_that_something_is_not_a_number_are_timed_and_say_so(
     timed = race(Runners(clock, ALL, nonfinite=dict.fromkeys(ALL, NAN_IN_W)), talk=heard)
     for result in timed.values():
         assert (result.failure, words_of(result), len(result.samples)) == (None, (NAN_IN_W,), 3)
-    assert heard.lines == [f"warning: {NAN_IN_W} (microbatch, vmap, surgery, grad)"]
+    assert heard.lines == [f"warning: {NAN_IN_W} (microbatch, surgery, grad, vmap)"]
 
 
 def test_methods_that_have_no_finite_number_to_compare_are_not_verified_and_say_so(clock):
@@ -93,7 +114,7 @@ def test_methods_that_have_no_finite_number_to_compare_are_not_verified_and_say_
         **dict.fromkeys(("vmap", "surgery", "grad"), (None, None, (NAN_IN_W, unverified))),
     }
     assert heard.lines[0].startswith("warning: ")
-    assert heard.lines[1:] == [f"warning: {unverified} (vmap, surgery, grad)"]
+    assert heard.lines[1:] == [f"warning: {unverified} (surgery, grad, vmap)"]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +141,8 @@ def test_a_single_method_is_looked_at_too(clock):
 def test_a_loss_that_is_not_a_number_is_said(clock):
     words = "the loss of 4 examples is nan"
     heard = Heard()
-    timed = race(Runners(clock, ALL, check=ExamplesChecked(ok=True, loss=words)), talk=heard)
+    pair = {"grad": 0.1, "surgery": 0.1}
+    timed = race(Runners(clock, pair, check=ExamplesChecked(ok=True, loss=words)), talk=heard)
     assert {words_of(t) for t in timed.values()} == {(words,)}
     assert heard.lines == [f"warning: {words}"]
 
@@ -135,9 +157,9 @@ WRONG_ENGINE = ExamplesChecked(ok=False, text="...", engine_fault="a bug in pegp
 
 
 def test_where_the_engine_is_wrong_surgery_fails_and_grad_does_not(clock):
-    timed = race(Runners(clock, ALL, check=WRONG_ENGINE))
+    timed = race(Runners(clock, {"grad": 0.1, "surgery": 0.1}, check=WRONG_ENGINE))
     assert (timed["surgery"].failure, timed["surgery"].samples) == ("a bug in pegprof: w: mean differs", ())
-    assert {(timed[m].failure, len(timed[m].samples)) for m in ("grad", "vmap", "microbatch")} == {(None, 3)}
+    assert (timed["grad"].failure, len(timed["grad"].samples)) == (None, 3)
 
 
 def test_grad_that_differs_from_an_engine_that_is_wrong_is_not_to_blame(clock):
@@ -148,7 +170,8 @@ def test_grad_that_differs_from_an_engine_that_is_wrong_is_not_to_blame(clock):
 
 
 def test_where_the_engine_and_the_loss_are_wrong_each_row_says_its_own(clock):
-    timed = race(Runners(clock, ALL, check=dataclasses.replace(WRONG_ENGINE, cause="BatchNorm")))
+    both = dataclasses.replace(WRONG_ENGINE, cause="BatchNorm")
+    timed = race(Runners(clock, {"grad": 0.1, "surgery": 0.1}, check=both))
     assert timed["surgery"].failure == "a bug in pegprof: w: mean differs"
     assert timed["grad"].failure.endswith("is not the gradient of the batch: BatchNorm")
 

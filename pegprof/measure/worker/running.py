@@ -22,7 +22,7 @@ from pegprof.measure.worker.compiling import Built
 from pegprof.measure.worker.main import Reporter
 from pegprof.measure.worker.place import Place
 
-SHORT_S = 3.0
+SHORT_S = 0.5
 """A first run finds library code that was never read, and threads that were never started. It is some MiB, paid once by
 a process: where a run is short, there is time for a second one, which takes what every further run would take."""
 
