@@ -27,7 +27,7 @@ from pegprof.result.samples import log_ratios, standard_error
 
 TURN_S = 0.15  # what takes less is run several times in a round, and the median counts,
 MOST_IN_A_ROUND = 5
-SLOW_SHARE = 0.5  # of a round
+SLOW = 10  # times the turn of grad
 
 # The first method to run is the reference for the others: one of JAX's own ways. grad has the mean only, and another
 # one if examples interact. vmap can be slow beyond measure: where it is not the reference it runs last, and once.
@@ -421,14 +421,14 @@ class Timing:
         return [lane for lane in self.racing() if not lane.resting]
 
     def rest_slow(self) -> bool:
-        """A method that takes most of a round has no more of them in this process: the others' would be too few.
+        """A method that is far slower than ``grad`` has no more rounds in this process: the others' would be too few.
 
         ``grad`` goes on, since ratios are to a ``grad`` of the same round. Returns whether there was such a method.
         """
-        round_s, others = self.round_s(), [lane for lane in self._running() if lane.method != "grad"]
-        for lane in others:
-            lane.resting = self._turn_s(lane) > SLOW_SHARE * round_s
-        return any(lane.resting for lane in others)
+        grad_s = next((self._turn_s(lane) for lane in self._running() if lane.method == "grad"), math.inf)
+        for lane in self._running():
+            lane.resting = self._turn_s(lane) > SLOW * grad_s
+        return any(lane.resting for lane in self.racing())
 
     def uncertainty(self, process: int) -> float:
         """How far a process's ratios to ``grad`` may be off: the largest standard error of their centres.

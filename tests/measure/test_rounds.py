@@ -56,7 +56,7 @@ def test_nobody_goes_on_in_rounds_without_the_others(clock):
     assert ran[0] == ran[1] == ran[2]
 
 
-def test_a_method_that_takes_most_of_a_round_rests_after_three_while_grad_goes_on_with_the_others(clock):
+def test_a_method_that_is_far_slower_than_grad_rests_after_three_rounds_while_the_others_go_on(clock):
     timed = race(noisy(clock, {"grad": 1e-4, "vmap": 1.0, "surgery": 1e-4}, noise={"surgery": WILD}), runs=None)
     assert {method: len(each.samples) for method, each in timed.items() if method != "surgery"} == {
         "vmap": 3,
