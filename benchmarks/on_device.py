@@ -31,6 +31,7 @@ from benchmarks.on_device_rows import (
 from pegprof.cli import arguments
 from pegprof.errors import ExitCode, PegprofError, nearest
 from pegprof.measure.process import Child, ChildFailure, Worker
+from pegprof.measure.progress import Silence
 from pegprof.targets.chips import CHIPS
 from pegprof.targets.selection import Target, host_target
 
@@ -155,7 +156,7 @@ def start_child(target: Target, *, debug: bool) -> Worker:
     return Child(target.environment, talk=_Talk(), debug=debug, module="benchmarks.children.on_device")
 
 
-class _Talk:
+class _Talk(Silence):
     """Progress of a child, on stderr."""
 
     def __call__(self, text: str) -> None:

@@ -107,7 +107,7 @@ def fit(
         kernels=not no_kernels,
         mesh=arguments.parse_mesh(None if all_meshes else mesh),
     )
-    with progress.listen(quiet=quiet) as talk:
+    with progress.listen(quiet=quiet, command=("fit", settings, batch, most, all_meshes)) as talk:
         (chosen,) = session.find_targets(settings, talk=talk)
         default_csv = output.fit_csv_path(settings, chosen.name, all_meshes=all_meshes)
         exports = output.choose_exports({"csv": export_csv}, no_csv=no_csv, default_csv=default_csv)

@@ -162,7 +162,8 @@ def gate_baselines(
         processes=processes,
         time_limit_s=None if time_limit is None else arguments.parse_time_limit(time_limit),
     )
-    with progress.listen(quiet=quiet) as talk:
+    command = ("gate", [str(path.resolve()) for path in baselines], against, given, effort)
+    with progress.listen(quiet=quiet, command=command) as talk:
         if against:
             wanted = [_settings_for(path, given if path in models else None) for path in baselines]
             gates, refusals = _pass_all_against(against, wanted, table, effort, talk, debug=debug)

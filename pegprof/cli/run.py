@@ -156,7 +156,8 @@ def run(
     )
     exports.check_writable()
     saver = output.Saver(exports)
-    with progress.listen(quiet=quiet) as talk, contextlib.suppress(KeyboardInterrupt):
+    listening = progress.listen(quiet=quiet, command=("run", settings))
+    with listening as talk, contextlib.suppress(KeyboardInterrupt):
         session.measure(
             settings,
             chosen=chosen,

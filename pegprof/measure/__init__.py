@@ -120,9 +120,10 @@ def profile(
         "processes": processes,
         "time_limit_s": parse_duration(time_limit) if isinstance(time_limit, str) else float(time_limit),
     }
-    with _progress.listen(quiet=not progress) as talk:
+    settings = Settings(**{**fields, **others})
+    with _progress.listen(quiet=not progress, command=("run", settings)) as talk:
         return measure(
-            Settings(**{**fields, **others}),
+            settings,
             talk=talk,
             problem=unimportable,
             log_path=None if log is None else Path(log),

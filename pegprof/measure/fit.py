@@ -214,6 +214,8 @@ class _Search:
             )
         except _NoAnswer as failure:
             return Answer(method=self.method, failure=str(failure))
+        finally:
+            self.session.talk.done()
         return Answer(method=self.method, edge=edge, step=self._step(size), microbatch_size=size)
 
     def _step(self, size: int | None) -> int:

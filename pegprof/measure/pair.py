@@ -110,3 +110,6 @@ class _Named:
 
     def doing(self, text: str, *, expected_s: float | None = None, kind: str = "") -> None:
         self._talk.doing(f"{self._name}: {text}", expected_s=expected_s, kind=kind)
+
+    def done(self) -> None:
+        self._talk.done()
