@@ -55,10 +55,12 @@ def measure_pair(
     pair = _Pair(older=older, newer=newer)
     try:
         _describe(older, revision)
+        older.make_way()
         newer.describe()
         check(*pair.outlines())
-        older.compile_all()
         newer.compile_all()
+        newer.make_way()
+        older.compile_all()
         if settings.time and newer.host:
             for batch in settings.batches:
                 pair.time(batch, newer.host, talk=talk, enough=enough)
@@ -87,7 +89,12 @@ class _Pair:
 
     def time(self, batch: int, host: Target, *, talk: Talk, enough: Callable[[Result, Result, int], bool]) -> None:
         timings = [session.make_timing(batch, host) for session in (self.older, self.newer)]
-        run_together([timing for timing in timings if timing], talk=talk, enough=lambda: enough(*self.results(), batch))
+        run_together(
+            [timing for timing in timings if timing],
+            talk=talk,
+            enough=lambda: enough(*self.results(), batch),
+            take_turns=host.has_one_owner,
+        )
 
 
 def _describe(session: Session, revision: Revision) -> None:

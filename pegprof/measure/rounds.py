@@ -4,7 +4,7 @@
 
 What drifts (other work, heat) so hits all methods of a round alike, and the ratio of two of them leaves it out. What a
 process keeps for as long as it lives is averaged over processes. Several timings, such as two revisions of a model,
-take part in the same rounds.
+take part in the same rounds; on a device that can have but one process they take turns, a process each.
 """
 
 import itertools
@@ -32,28 +32,36 @@ def _never() -> bool:
     return False
 
 
-def run_together(timings: Sequence[Timing], *, talk: Talk, enough: Callable[[], bool] = _never) -> None:
+def run_together(
+    timings: Sequence[Timing], *, talk: Talk, enough: Callable[[], bool] = _never, take_turns: bool = False
+) -> None:
     """Runs timings to their end, in the same rounds. All of them have the same terms as to rounds and processes.
 
     Args:
       timings: which.
       talk: is told what is going on.
       enough: is asked after each process whether there need not be another one.
+      take_turns: only one of them can have processes at a time.
     """
+    take_turns = take_turns and len(timings) > 1
     try:
         for timing in timings:
             timing.get_ready()
-        _Rounds(timings, talk=talk, enough=enough).run()
+            if take_turns:
+                timing.make_way()
+        _Rounds(timings, talk=talk, enough=enough, take_turns=take_turns).run()
         for timing in timings:
             timing.finish()
+            if take_turns:
+                timing.make_way()
     finally:
         for timing in timings:
             timing.close()
 
 
 class _Rounds:
-    def __init__(self, timings: Sequence[Timing], *, talk: Talk, enough: Callable[[], bool]):
-        self._timings, self._talk, self._enough = timings, talk, enough
+    def __init__(self, timings: Sequence[Timing], *, talk: Talk, enough: Callable[[], bool], take_turns: bool):
+        self._timings, self._talk, self._enough, self._take_turns = timings, talk, enough, take_turns
         self._terms, self._settings = timings[0].terms, timings[0].settings
         self._planned = self._terms.processes
 
@@ -66,11 +74,8 @@ class _Rounds:
         for process in itertools.count():
             begin_s = time.monotonic()
             self._say(process)
-            if process:
-                for timing in self._timings:
-                    timing.renew(process)
-            self._warm_up(process)
-            self._run_process(process)
+            for group in [[timing] for timing in self._timings] if self._take_turns else [self._timings]:
+                self._run_process(group, process)
             took_s = time.monotonic() - begin_s + (0.0 if process else START_S)
             if process == 1:
                 self._plan(took_s)
@@ -91,49 +96,36 @@ class _Rounds:
             return False
         return not self._enough()
 
-    def _warm_up(self, process: int) -> None:
-        """The first runs have been one."""
-        for number in range(self._settings.warmup - 1):
-            if (1 + self._settings.least_runs) * self._round_s() <= self._left_s():
-                self._run_round(process, number, counts=False)
+    def _run_process(self, timings: Sequence[Timing], process: int) -> None:
+        """The rounds of one process of each of these timings."""
+        for timing in timings:
+            if process or self._take_turns:
+                timing.renew(process)
+        for number in range(self._settings.warmup - 1):  # the first runs have been one
+            if (1 + self._settings.least_runs) * _round_s(timings) <= self._left_s():
+                _run_round(timings, process, number, counts=False)
+        self._run_rounds(timings, process)
+        if self._take_turns:
+            timings[0].make_way()
 
-    def _run_process(self, process: int) -> None:
+    def _run_rounds(self, timings: Sequence[Timing], process: int) -> None:
         """Rounds until there are enough, or until the next would pass the limit; every sample is kept."""
-        until_s, least = time.monotonic() + self._enough_s, self._least_rounds()
+        until_s, least = time.monotonic() + ENOUGH_S * len(timings), _least_rounds(timings)
         for number in itertools.count(1):
-            enough = self._has_enough(process, number - 1, until_s, least)
-            if enough or not self._are_racing() or self._round_s() > self._left_s():
+            enough = self._has_enough(timings, process, number - 1, until_s, least)
+            if enough or not self._are_racing() or _round_s(timings) > self._left_s():
                 return
-            self._run_round(process, number)
-            if number == least and not self._settings.runs and self._rest_slow():
+            _run_round(timings, process, number)
+            if number == least and not self._settings.runs and _rest_slow(timings):
                 until_s = max(until_s, time.monotonic() + WITHOUT_SLOW_S)
 
-    def _rest_slow(self) -> bool:
-        rested = [timing.rest_slow() for timing in self._timings]
-        return any(rested)
-
-    def _has_enough(self, process: int, rounds: int, until_s: float, least: int) -> bool:
+    def _has_enough(self, timings: Sequence[Timing], process: int, rounds: int, until_s: float, least: int) -> bool:
         if self._settings.runs:
             return rounds + (0 if self._settings.warmup else 1) >= self._settings.runs  # the first run counts
         if rounds < least:
             return False
-        return self._uncertainty(process) < STEADY or time.monotonic() >= until_s or rounds >= MAX_ROUNDS
-
-    @property
-    def _enough_s(self) -> float:
-        return ENOUGH_S * len(self._timings)
-
-    def _least_rounds(self) -> int:
-        return MIN_RUNS if MIN_ROUNDS * self._round_s() > self._enough_s else MIN_ROUNDS
-
-    def _uncertainty(self, process: int) -> float:
-        return max(timing.uncertainty(process) for timing in self._timings)
-
-    def _run_round(self, process: int, number: int, *, counts: bool = True) -> None:
-        """Methods of a timing follow each other, so that they are compared with a ``grad`` of the same moment."""
-        turn = number % len(self._timings)
-        for timing in [*self._timings[turn:], *self._timings[:turn]]:
-            timing.run_round(process, number, counts=counts)
+        is_steady = max(timing.uncertainty(process) for timing in timings) < STEADY
+        return is_steady or time.monotonic() >= until_s or rounds >= MAX_ROUNDS
 
     def _say(self, process: int) -> None:
         batch = next(timing.racing()[0].runs.time_batch for timing in self._timings if timing.racing())
@@ -142,8 +134,8 @@ class _Rounds:
 
     def _expected_s(self) -> float:
         """What the rounds of a process should take in all."""
-        round_s, extra = self._round_s(), max(self._settings.warmup - 1, 0)
-        worth_s = max(self._least_rounds() * round_s, min(MAX_ROUNDS * round_s, self._enough_s))
+        round_s, extra = _round_s(self._timings), max(self._settings.warmup - 1, 0)
+        worth_s = max(_least_rounds(self._timings) * round_s, min(MAX_ROUNDS * round_s, ENOUGH_S * len(self._timings)))
         counted_s = self._settings.runs * round_s if self._settings.runs else worth_s
         return min(extra * round_s + counted_s, self._left_s())
 
@@ -151,8 +143,25 @@ class _Rounds:
         """Whether each of the timings still has methods: one alone has nothing to be compared with."""
         return all(timing.racing() for timing in self._timings)
 
-    def _round_s(self) -> float:
-        return sum(timing.round_s() for timing in self._timings)
-
     def _left_s(self) -> float:
         return min(timing.left_s() for timing in self._timings)
+
+
+def _run_round(timings: Sequence[Timing], process: int, number: int, *, counts: bool = True) -> None:
+    """Methods of a timing follow each other, so that they are compared with a ``grad`` of the same moment."""
+    turn = number % len(timings)
+    for timing in [*timings[turn:], *timings[:turn]]:
+        timing.run_round(process, number, counts=counts)
+
+
+def _round_s(timings: Sequence[Timing]) -> float:
+    return sum(timing.round_s() for timing in timings)
+
+
+def _least_rounds(timings: Sequence[Timing]) -> int:
+    return MIN_RUNS if MIN_ROUNDS * _round_s(timings) > ENOUGH_S * len(timings) else MIN_ROUNDS
+
+
+def _rest_slow(timings: Sequence[Timing]) -> bool:
+    rested = [timing.rest_slow() for timing in timings]
+    return any(rested)

@@ -181,7 +181,7 @@ class Runners:
     def run_afresh(self, method: str) -> Times:
         """Runs a method once in a process that has run nothing else, for its peak of memory."""
         batch = self.programs[method].batch
-        self._make_way()
+        self.make_way()
         self.require_room(method, self.programs[method].peak_bytes)
         seat = Seat(worker=self._workers.start(self._host))
         try:
@@ -193,7 +193,7 @@ class Runners:
 
     def check_examples(self, examples: int) -> ExamplesChecked:
         """Checks so many examples, in a process of its own. It takes about as much as the methods do."""
-        self._make_way()
+        self.make_way()
         self._require(max(program.peak_bytes for program in self.programs.values()))
         seat = Seat(worker=self._workers.start(self._host))
         try:
@@ -204,10 +204,9 @@ class Runners:
         finally:
             seat.worker.close()
 
-    def _make_way(self) -> None:
-        """Ends the worker of a device that can have but one process. It will start again when it is needed."""
-        if not self.on_host:
-            self._workers.release_all(self._host)
+    def make_way(self) -> None:
+        """Leaves a device that can have but one process to others."""
+        self._workers.make_way(self._host)
 
     def forget_statistics(self) -> None:
         """Gives back the room in the file that statistics took which are compared now."""

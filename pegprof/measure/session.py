@@ -201,6 +201,11 @@ class Session:
         """Nothing is left to measure."""
         self.log.add(events.Finished())
 
+    def make_way(self) -> None:
+        """Leaves a device that can have but one process to others."""
+        if self.host:
+            self.workers.make_way(self.host)
+
     def close(self) -> None:
         self.workers.close()
         self.log.close()
@@ -268,7 +273,9 @@ class Session:
         try:
             facts = self.workers.ask(request, where)
         except ChildFailure as failure:
-            what = f"the model {self.settings.model} could not be loaded: {failure.reason}"
+            is_device = "initialize backend" in failure.reason  # JAX's words for one that is busy or broken
+            who = "the device" if is_device else f"the model {self.settings.model}"
+            what = f"{who} could not be {'used' if is_device else 'loaded'}: {failure.reason}"
             raise PegprofError(what, hint=last_lines(failure.output), exit_code=ExitCode.UNMEASURED) from failure
         if self.host is None:
             self.workers.release_all(where)

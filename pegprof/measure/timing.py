@@ -80,6 +80,10 @@ class Timing:
         if self._runners.shared and self.terms.measure_peaks:
             self._measure_peaks()
 
+    def make_way(self) -> None:
+        """Leaves a device that can have but one process to others."""
+        self._runners.make_way()
+
     def close(self) -> None:
         self._runners.close()
 

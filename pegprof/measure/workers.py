@@ -102,7 +102,7 @@ class Workers:
         """Whether all methods have one process: a device that is here can have but one, and memory may be short."""
         if target.device:
             return False
-        return self.problem is not None or not target.is_host or self._crowded
+        return self.problem is not None or target.has_one_owner or self._crowded
 
     def start(self, target: Target) -> Worker:
         """A new process. A program that another one has compiled for the device that is here is not compiled again:
@@ -145,6 +145,11 @@ class Workers:
         """Ends all workers of a target. They start again when they are needed."""
         for key in [key for key in self._seats if key[0] == target.name]:
             self._seats.pop(key).worker.close()
+
+    def make_way(self, target: Target) -> None:
+        """Ends the worker of a device that can have but one process. It starts again when it is needed."""
+        if target.has_one_owner:
+            self.release_all(target)
 
     def close(self) -> None:
         while self._seats:

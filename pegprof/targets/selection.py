@@ -90,6 +90,11 @@ class Target:
         return is_host(self.name)
 
     @property
+    def has_one_owner(self) -> bool:
+        """Whether it is an accelerator that is here: one process at a time can have it."""
+        return self.device is None and not self.is_host
+
+    @property
     def count(self) -> int:
         """Of its devices."""
         if self.device:

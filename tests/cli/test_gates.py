@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from pegprof.errors import ExitCode
-from tests.cli.commands import ROOT, Pegprof
+from tests.cli.commands import ROOT, Pegprof, commit_file
 
 NET = """
 import jax
@@ -111,10 +111,7 @@ def test_a_gate_with_other_options_or_a_broken_baseline_never_passes(pegprof_in,
 @pytest.fixture
 def repository(pegprof_in):
     """A repository with a user's model, whose working copy breaks a strategy."""
-    (pegprof_in.folder / "net.py").write_text(NET)
-    author = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-    for words in (["init", "--quiet"], ["add", "net.py"], ["commit", "--quiet", "--message", "first"]):
-        subprocess.run(["git", *author, *words], cwd=pegprof_in.folder, check=True)
+    commit_file(pegprof_in.folder / "net.py", NET)
     (pegprof_in.folder / "net.py").write_text(NET.replace("return w", "return jnp.linalg.qr(w.T)[0].T"))
     return pegprof_in.folder
 

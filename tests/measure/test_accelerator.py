@@ -9,7 +9,7 @@ import os
 import pytest
 
 from pegprof.errors import ExitCode
-from tests.cli.commands import ENVIRONMENT, Pegprof
+from tests.cli.commands import ENVIRONMENT, Pegprof, commit_file
 from tests.fake_device import FakeDevice
 from tests.waiting import finish
 
@@ -134,5 +134,24 @@ def test_a_device_that_somebody_else_has_is_said_with_its_owner(tmp_path):
         owner.flush()
         done = Done(device, *RUN, "--methods", "grad")
     assert done.exit_code == ExitCode.UNMEASURED
+    assert "error: the device could not be used: " in done.stderr
     assert f"already in use by process with pid {os.getpid()}" in done.stderr
     assert device.events("started") == []
+
+
+NET = """
+from pegprof.models.problem import load_problem
+net = load_problem("mlp", {"width": 128})
+"""
+
+
+def test_two_revisions_take_turns_on_a_device_that_one_process_can_have(tmp_path):
+    commit_file(tmp_path / "net.py", NET)
+    device = FakeDevice(folder=tmp_path)
+    model = ("net.py:net", "--batch", BATCH, "--methods", "grad,surgery")
+    done = Done(device, "gate", *model, "--against", "HEAD", "--processes", 2, "--runs", 2, "--export-json", "-")
+    assert device.events("turned away") == []
+    assert done.exit_code == ExitCode.OK, done.stderr
+    (found,) = json.loads(done.stdout)["gates"]
+    (change,) = [change for change in found["changes"] if change["metric"] == "time_ratio"]
+    assert "2 processes × 2 rounds" in change["words"]
