@@ -81,6 +81,8 @@ def make_catalog(*, talk: Talk, debug: bool = False) -> Catalog:
     facts = {name: recorded for name, recorded in recorded_facts.read().items() if name in zoo}
     traced, failures = survey_models([name for name in packages if name not in facts], talk=talk, debug=debug)
     facts |= traced
+    if versions := recorded_facts.other_versions():
+        warnings.append(f"what dominates was found with {versions}; this version may differ a little")
     warnings += [f"{name} of {packages[name]} cannot be used: {why}" for name, why in failures.items()]
     entries = [Entry(name=name, package=package, **facts[name]) for name, package in packages.items() if name in facts]
     return Catalog(entries=tuple(entries), warnings=tuple(warnings))

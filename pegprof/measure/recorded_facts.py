@@ -1,7 +1,8 @@
 """The facts of the zoo's models on record, ``model_zoo/facts.json``: tracing a billion parameters takes seconds.
 
-A record counts only for the very files and versions that it was made with; for any others the models are traced. It is
-also where a change of a model's size shows in a diff. ``python -m pegprof.measure.recorded_facts`` writes it anew.
+A record counts for the very files that it was made with; if they change, the models are traced. Other versions of jax
+or flax may keep a little more or less of an example, which ``other_versions`` says. A change of a model's size shows in
+a diff of the record. ``python -m pegprof.measure.recorded_facts`` writes it anew.
 """
 
 import hashlib
@@ -19,23 +20,34 @@ def path() -> Path:
 
 
 def read() -> dict[str, Any]:
-    """The facts by model; none, where they are of other files or versions."""
-    if not path().is_file():
-        return {}
-    record = json.loads(path().read_text(encoding="utf-8"))
-    facts: dict[str, Any] = record["models"] if record["made_with"] == _made_with() else {}
+    """The facts by model; none, where they are of other files."""
+    record = _load()
+    facts: dict[str, Any] = record["models"] if record.get("files") == _digest() else {}
     return facts
 
 
+def other_versions() -> str:
+    """With which versions the facts were made, in words, if those here are others."""
+    made_with, here = _load().get("versions", {}), _versions()
+    return " and ".join(f"{name} {version}" for name, version in made_with.items() if version != here[name])
+
+
 def write(facts: dict[str, Any]) -> None:
-    record = {"made_with": _made_with(), "models": facts}
+    record = {"files": _digest(), "versions": _versions(), "models": facts}
     path().write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _made_with() -> dict[str, str]:
+def _load() -> dict[str, Any]:
+    return json.loads(path().read_text(encoding="utf-8")) if path().is_file() else {}
+
+
+def _digest() -> str:
     files = [*sorted(_zoo_folder().glob("*.py")), *(Path(__file__).parents[1] / name for name in _TRACERS)]
-    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-    return {"files": digest, **{name: importlib.metadata.version(name) for name in ("jax", "flax")}}
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in ("jax", "flax")}
 
 
 def _zoo_folder() -> Path:

@@ -80,7 +80,7 @@ class Jobs:
         from pegprof.measure.protocol import Survey
 
         if name == Survey.__name__:
-            gc.disable()  # a few seconds of tracing, a third of which would go to looking for garbage
+            gc.disable()  # a few seconds of tracing, a third of which would go to looking for garbage, and then it ends
             from pegprof.measure.worker import model_facts
 
             return _typed(Survey, model_facts.survey)
@@ -94,10 +94,14 @@ def _typed(kind: Any, job: Callable[[Any, Reporter], None]) -> Job:
 
 
 def _make_table() -> dict[str, tuple[Any, Callable[[Any, Reporter], None]]]:
-    # jax comes with these: after the first request, so that what goes wrong has a place to be told.
+    # jax comes with these: after the first request, so that what goes wrong has a place to be told. What is imported
+    # stays, so looking for garbage in it would be time lost, a fifteenth of a second each time.
+    gc.disable()
     from pegprof.measure import protocol
     from pegprof.measure.worker import compiling, running
 
+    gc.freeze()
+    gc.enable()
     programs = running.Bench()
     jobs: dict[Any, Callable[[Any, Reporter], None]] = {
         protocol.GetReady: _do_nothing,  # whoever can do that has imported all that the others need
