@@ -98,10 +98,11 @@ def _make_table() -> dict[str, tuple[Any, Callable[[Any, Reporter], None]]]:
     # stays, so looking for garbage in it would be time lost, a fifteenth of a second each time.
     gc.disable()
     from pegprof.measure import protocol
-    from pegprof.measure.worker import compiling, running
+    from pegprof.measure.worker import compiling, memory, running
 
     gc.freeze()
     gc.enable()
+    memory.keep_freed()
     programs = running.Bench()
     jobs: dict[Any, Callable[[Any, Reporter], None]] = {
         protocol.GetReady: _do_nothing,  # whoever can do that has imported all that the others need

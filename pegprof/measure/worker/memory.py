@@ -119,16 +119,25 @@ def _measure_by_looking(run: Callable[[], T]) -> tuple[T, int]:
     return result, max(peak, resident_bytes()) - before
 
 
+def keep_freed() -> None:
+    """Has glibc keep what is freed for the next run, as it comes to do in any process that runs for long.
+
+    By itself it learns that from what it has seen freed, so one process had 5,000 page faults in every run of a program,
+    and the next had none: a run took 6.9 ms, or 2.7 ms.
+    """
+    _call_libc("mallopt", _M_MMAP_THRESHOLD, _LARGEST_MMAP)
+    _call_libc("mallopt", _M_TRIM_THRESHOLD, _LARGEST_TRIM)
+
+
 @contextlib.contextmanager
 def _eager_allocator() -> Iterator[None]:
-    """glibc that gives back what is freed. Afterwards it keeps as much as it does in any process that runs for long."""
+    """glibc that gives back what is freed."""
     _call_libc("mallopt", _M_MMAP_THRESHOLD, _EAGER)
     _call_libc("mallopt", _M_TRIM_THRESHOLD, _EAGER)
     try:
         yield
     finally:
-        _call_libc("mallopt", _M_MMAP_THRESHOLD, _LARGEST_MMAP)
-        _call_libc("mallopt", _M_TRIM_THRESHOLD, _LARGEST_TRIM)
+        keep_freed()
 
 
 def _call_libc(name: str, *arguments: int) -> Any:
