@@ -122,8 +122,8 @@ def _measure_by_looking(run: Callable[[], T]) -> tuple[T, int]:
 def keep_freed() -> None:
     """Has glibc keep what is freed for the next run, as it comes to do in any process that runs for long.
 
-    By itself it learns that from what it has seen freed, so one process had 5,000 page faults in every run of a program,
-    and the next had none: a run took 6.9 ms, or 2.7 ms.
+    By itself it learns that from what it has seen freed, so one process had 5,000 page faults in every run of a
+    program and the next had none: a run took 6.9 ms or 2.7 ms.
     """
     _call_libc("mallopt", _M_MMAP_THRESHOLD, _LARGEST_MMAP)
     _call_libc("mallopt", _M_TRIM_THRESHOLD, _LARGEST_TRIM)
