@@ -36,8 +36,10 @@ from pegprof.result.settings import Settings
 from pegprof.targets.meshes import describe
 from pegprof.targets.selection import is_host
 
-PROCESSES = 8
-"""At most, where time is compared: enough for a change of 1.2 among processes that are 3% apart."""
+PROCESSES = 16
+"""At most, where time is compared: enough for a change of 1.2 among processes that are 5% apart."""
+BASELINE_PROCESSES = 8
+"""That a new baseline should have. Nobody looks at it before its end, so it cannot stop early."""
 PROCESSES_WITHIN_S = 110.0
 """The last process ends by then, once there are three: a gate of a small model takes less than two minutes."""
 MUST_AGREE = (
@@ -327,7 +329,7 @@ def _check_baseline(baseline: Result, path: Path, *, time: bool) -> None:
 
     def refuse(why: str) -> PegprofError:
         needed = dataclasses.replace(baseline.settings, time=time or baseline.settings.time)
-        needed = dataclasses.replace(needed, processes=PROCESSES) if time else needed
+        needed = dataclasses.replace(needed, processes=BASELINE_PROCESSES) if time else needed
         hint = f"make a new one: {command_of(needed, export_json=path)}"
         return PegprofError(f"this is no baseline: {why}", where=str(path), hint=hint)
 

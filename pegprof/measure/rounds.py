@@ -19,7 +19,8 @@ from pegprof.result.settings import MIN_RUNS
 # In each process, if the number of rounds was not asked for:
 MIN_ROUNDS = 5  # unless they are slow;
 STEADY = 0.01  # more until the ratios are that certain,
-ENOUGH_S = 5.0  # but for no longer than that: more processes then tell more than more rounds,
+ENOUGH_S = 5.0  # but for no longer than that,
+ENOUGH_OF_SEVERAL_S = 2.5  # or that, if there may be more processes: these then tell more than more rounds,
 MAX_ROUNDS = 50  # and no more than these;
 WITHOUT_SLOW_S = 1.0  # but at least so long for the others, once the slow ones rest
 
@@ -64,6 +65,7 @@ class _Rounds:
         self._timings, self._talk, self._enough, self._take_turns = timings, talk, enough, take_turns
         self._terms, self._settings = timings[0].terms, timings[0].settings
         self._planned = self._terms.processes
+        self._enough_s = len(timings) * (ENOUGH_S if self._terms.processes == 1 else ENOUGH_OF_SEVERAL_S)
 
     def run(self) -> None:
         if not self._are_racing():
@@ -110,7 +112,7 @@ class _Rounds:
 
     def _run_rounds(self, timings: Sequence[Timing], process: int) -> None:
         """Rounds until there are enough, or until the next would pass the limit; every sample is kept."""
-        until_s, least = time.monotonic() + ENOUGH_S * len(timings), _least_rounds(timings)
+        until_s, least = time.monotonic() + self._enough_s, self._least_rounds(timings)
         for number in itertools.count(1):
             enough = self._has_enough(timings, process, number - 1, until_s, least)
             if enough or not self._are_racing() or _round_s(timings) > self._left_s():
@@ -127,6 +129,9 @@ class _Rounds:
         is_steady = max(timing.uncertainty(process) for timing in timings) < STEADY
         return is_steady or time.monotonic() >= until_s or rounds >= MAX_ROUNDS
 
+    def _least_rounds(self, timings: Sequence[Timing]) -> int:
+        return MIN_RUNS if MIN_ROUNDS * _round_s(timings) > self._enough_s else MIN_ROUNDS
+
     def _say(self, process: int) -> None:
         batch = next(timing.racing()[0].runs.time_batch for timing in self._timings if timing.racing())
         of = f", process {process + 1} of at most {self._planned}" if self._terms.processes > 1 else ""
@@ -135,7 +140,7 @@ class _Rounds:
     def _expected_s(self) -> float:
         """What the rounds of a process should take in all."""
         round_s, extra = _round_s(self._timings), max(self._settings.warmup - 1, 0)
-        worth_s = max(_least_rounds(self._timings) * round_s, min(MAX_ROUNDS * round_s, ENOUGH_S * len(self._timings)))
+        worth_s = max(self._least_rounds(self._timings) * round_s, min(MAX_ROUNDS * round_s, self._enough_s))
         counted_s = self._settings.runs * round_s if self._settings.runs else worth_s
         return min(extra * round_s + counted_s, self._left_s())
 
@@ -156,10 +161,6 @@ def _run_round(timings: Sequence[Timing], process: int, number: int, *, counts: 
 
 def _round_s(timings: Sequence[Timing]) -> float:
     return sum(timing.round_s() for timing in timings)
-
-
-def _least_rounds(timings: Sequence[Timing]) -> int:
-    return MIN_RUNS if MIN_ROUNDS * _round_s(timings) > ENOUGH_S * len(timings) else MIN_ROUNDS
 
 
 def _rest_slow(timings: Sequence[Timing]) -> bool:
