@@ -57,7 +57,7 @@ def test_what_is_measured_again_is_what_the_baseline_holds_in_as_much_memory(tmp
     )
     assert asked == [dataclasses.replace(BASELINE.settings, time=False, planned_bytes=20 * 2**30)]
     timed = settings_of(BASELINE, time=True)
-    assert (timed.time, timed.processes, timed.processes_within_s, timed.time_limit_s) == (True, 8, 110.0, 585.0)
+    assert (timed.time, timed.processes, timed.processes_within_s, timed.time_limit_s) == (True, 16, 110.0, 585.0)
 
 
 def test_what_a_gate_may_spend_on_times_can_be_said():
