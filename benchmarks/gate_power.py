@@ -1,6 +1,6 @@
 """What a gate on time is worth: how often it fails an unchanged program, and how often a slower one, by slowdown.
 
-The model does extra work inside the method: its loss multiplies matrices when it sees a single example, as it does in
+The model does extra work inside the method: its loss first multiplies matrices when it sees a single example, as it does in
 ``vmap`` and ``surgery``, and not when it sees a batch, as in ``grad``. So it is really slower, by as much as was
 calibrated first. With ``--how against`` every gate measures both revisions of a repository that is made for it; with
 ``--how baseline`` it measures again what one baseline holds, made under the same load.
@@ -35,7 +35,7 @@ from pegprof.result.settings import Settings
 
 FILE = "slowed.py"
 MODEL = f"{FILE}:slowed"
-SOURCE = '''"""A model of the zoo whose loss first multiplies a matrix and a vector for a single example, WORK times."""
+SOURCE = '''"""A model of the zoo whose loss first multiplies a matrix by WORK columns, where it sees a single example."""
 
 import jax
 import jax.numpy as jnp
@@ -44,16 +44,16 @@ import pegprof
 from pegprof.models.problem import load_problem
 
 WORK = {work}
-SIZE = 64
+SIZE = 128
 base = load_problem({model!r})
 in_a_batch = jax.tree.leaves(base.abstract_batch(2))[0]
 
 
 def extra_work(data):
     """Next to zero, but a number that depends on the example, so that it is neither left out nor done once for all."""
-    matrix = 0.9 * jnp.eye(SIZE)
-    start = jnp.full((SIZE,), jnp.mean(data.astype(jnp.float32)))
-    return 1e-30 * jnp.sum(jax.lax.fori_loop(0, WORK, lambda _, vector: jnp.tanh(matrix @ vector), start))
+    matrix = jnp.cos(jnp.arange(SIZE * SIZE, dtype=jnp.float32)).reshape(SIZE, SIZE)
+    columns = jnp.mean(data.astype(jnp.float32)) + jnp.arange(SIZE * WORK, dtype=jnp.float32).reshape(SIZE, WORK)
+    return 1e-30 * jnp.sum(jnp.tanh(matrix @ columns))
 
 
 def loss(params, batch):
@@ -68,8 +68,10 @@ slowed = pegprof.Problem(
     name="slowed-{model}", init=base.init, loss=loss, batch=base.batch, keep_batch_dim=base.keep_batch_dim
 )
 '''
-FIRST_WORK = 200  # to calibrate with, and then as much as takes about
-CALIBRATED_AT = 0.3  # of the method's time
+FIRST_WORK = 100  # to calibrate with, and then as much as takes about
+CALIBRATED_AT = 0.3  # of the method's time, which is found in
+CALIBRATIONS = 5  # tries, each with up to
+LARGEST_STEP = 8.0  # times as much as the last
 
 # It ends with whoever started it, however that one ends.
 LOAD = "import os; parent = os.getppid()\nwhile os.getppid() == parent: sum(range(10**5))"
@@ -145,18 +147,19 @@ def write_program(folder: Path, model: str, *, work: int) -> None:
 
 
 def calibrate(gate: PassGate) -> float:
-    """The share of the method's time that a unit of work takes, measured twice, the second time with more of it."""
-    unit = max(_slowest_change(gate(FIRST_WORK)) / FIRST_WORK, 1e-7)
-    work = max(1, round(CALIBRATED_AT / unit))
-    return _slowest_change(gate(work)) / work
+    """The share of the method's time that a unit of work takes, by as much of it as takes about ``CALIBRATED_AT``."""
+    work = FIRST_WORK
+    for _ in range(CALIBRATIONS):
+        change = _slowest_change(gate(work))
+        if CALIBRATED_AT / 2 < change < CALIBRATED_AT * 2:
+            return change / work
+        work = max(1, round(work * min(CALIBRATED_AT / max(change, 1e-3), LARGEST_STEP)))
+    raise PegprofError("the extra work takes no time", hint="look for other work on this machine")
 
 
 def _slowest_change(gate: Gate) -> float:
     """Of the methods that are compared with grad."""
-    changes = [row["change"] for row in _rows(gate)]
-    if not changes or max(changes) <= 0:
-        raise PegprofError("the extra work takes no time", hint="look for other work on this machine")
-    return float(max(changes))
+    return max((float(row["change"]) for row in _rows(gate)), default=0.0)
 
 
 # The gates.
