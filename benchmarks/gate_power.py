@@ -1,8 +1,8 @@
 """What a gate on time is worth: how often it fails an unchanged program, and how often a slower one, by slowdown.
 
-The model does extra work inside the method: its loss first multiplies matrices when it sees a single example, as it does in
-``vmap`` and ``surgery``, and not when it sees a batch, as in ``grad``. So it is really slower, by as much as was
-calibrated first. With ``--how against`` every gate measures both revisions of a repository that is made for it; with
+The model does extra work inside the method: its loss first multiplies matrices when it sees a single example, as it
+does in ``vmap`` and ``surgery``, and not when it sees a batch, as in ``grad``. So it is really slower, by as much as
+was calibrated first. With ``--how against`` every gate measures both revisions of a repository that is made for it; with
 ``--how baseline`` it measures again what one baseline holds, made under the same load.
 
 Rows are added to the CSV as they come, so that a long benchmark can be done in several sittings.
@@ -35,7 +35,7 @@ from pegprof.result.settings import Settings
 
 FILE = "slowed.py"
 MODEL = f"{FILE}:slowed"
-SOURCE = '''"""A model of the zoo whose loss first multiplies a matrix by WORK columns, where it sees a single example."""
+SOURCE = '''"""A model of the zoo whose loss multiplies a matrix by WORK columns first, if it sees a single example."""
 
 import jax
 import jax.numpy as jnp
