@@ -42,7 +42,7 @@ def main(
     model: Annotated[str, typer.Argument(help="A name (see pegprof list), package.module:name or file.py:name.")],
     target: Annotated[str, typer.Option(metavar="NAME[,NAME]...", help="Which devices.")] = "tpu-v5p,h100",
     batch: Annotated[int, typer.Option(min=1, help="Examples.")] = 64,
-    method: Annotated[str, typer.Option(metavar="NAME[,NAME]...", help="Which methods.")] = "grad,vmap,surgery",
+    method: Annotated[str, typer.Option(metavar="NAME[,NAME]...", help="Methods to compare.")] = "grad,vmap,surgery",
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the model.")
     ] = None,

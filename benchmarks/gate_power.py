@@ -2,8 +2,8 @@
 
 The model does extra work inside the method: its loss first multiplies matrices when it sees a single example, as it
 does in ``vmap`` and ``surgery``, and not when it sees a batch, as in ``grad``. So it is really slower, by as much as
-was calibrated first. With ``--how against`` every gate measures both revisions of a repository that is made for it; with
-``--how baseline`` it measures again what one baseline holds, made under the same load.
+was calibrated first. With ``--how against`` every gate measures both revisions of a repository that is made for it,
+with ``--how baseline`` it measures again what one baseline holds, made under the same load.
 
 Rows are added to the CSV as they come, so that a long benchmark can be done in several sittings.
 """
@@ -84,11 +84,11 @@ PassGate = Callable[[int], Gate]
 def main(
     model: Annotated[str, typer.Option(metavar="A,B", help="Models of the zoo.")] = "mlp,transformer-tiny",
     batch: Annotated[int, typer.Option(min=2)] = 16,
-    methods: Annotated[str, typer.Option(help="Which methods, grad among them.")] = "grad,surgery",
+    methods: Annotated[str, typer.Option(help="Methods to compare, grad among them.")] = "grad,surgery",
     gates: Annotated[int, typer.Option(min=1, help="How many for each model, slowdown and load.")] = 10,
     slowdowns: Annotated[str, typer.Option(metavar="X,Y", help="1 is the unchanged program.")] = "1,1.1,1.2,1.3,1.5",
     load: Annotated[str, typer.Option(metavar="N,M", help="Processes that load the machine meanwhile.")] = "0,1",
-    how: Annotated[str, typer.Option(metavar="against|baseline", help="What is compared with.")] = "against",
+    how: Annotated[str, typer.Option(metavar="against|baseline", help="What a gate compares with: a revision, or a baseline.")] = "against",
     csv_path: Annotated[Path, typer.Option("--csv", help="Where rows are added.")] = Path("reports/gate-power.csv"),
     figure: Annotated[Path | None, typer.Option(help="A figure of all rows of the CSV, png or svg.")] = None,
 ) -> None:

@@ -124,7 +124,7 @@ def _find_idle(
 ) -> Iterator[PegprofError]:
     for key in layer.get("max", {}):
         method, _, column = key.partition(".")
-        what = f"the limit of {key} meets no number"
+        what = f"the limit of {key} limits nothing"
         if method not in methods:
             hint = f"there are {', '.join(methods)}"
             yield PegprofError(f"{what}: no baseline has the method {method}", where=where, hint=hint)

@@ -255,11 +255,11 @@ def measure_never(settings, check, enough):
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        ("surgery.time_ratio", "the limit of surgery.time_ratio meets no number: nothing is timed\nhint: add --time"),
+        ("surgery.time_ratio", "the limit of surgery.time_ratio limits nothing: nothing is timed\nhint: add --time"),
         ("vmap.peak_ratio", "no baseline has the method vmap\nhint: there are grad, surgery"),
     ],
 )
-def test_a_ceiling_of_the_command_line_that_meets_no_number_is_refused_before_anything_is_measured(
+def test_a_limit_of_the_command_line_that_limits_nothing_is_refused_before_anything_is_measured(
     tmp_path, key, words
 ):
     limits = LimitTable(flags={"max": {key: 1.0}})
@@ -292,11 +292,11 @@ def test_what_of_the_file_limits_nothing_is_a_warning_since_other_gates_may_need
         warn=warnings.append,
     )
     of_time, of_no_model, of_no_method = warnings
-    assert of_time.startswith("pyproject.toml: the limit of surgery.time_ratio meets no number: nothing is timed")
+    assert of_time.startswith("pyproject.toml: the limit of surgery.time_ratio limits nothing: nothing is timed")
     assert of_no_model == (
         "pyproject.toml: models.transformer-151n: no baseline is of this model\nhint: did you mean 'transformer-151m'?"
     )
-    assert of_no_method.startswith("pyproject.toml: models.transformer-151m: the limit of vmap.peak_ratio meets no")
+    assert of_no_method.startswith("pyproject.toml: models.transformer-151m: the limit of vmap.peak_ratio limits nothing")
 
 
 # A real regression.
