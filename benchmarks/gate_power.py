@@ -88,7 +88,7 @@ def main(
     gates: Annotated[int, typer.Option(min=1, help="How many for each model, slowdown and load.")] = 10,
     slowdowns: Annotated[str, typer.Option(metavar="X,Y", help="1 is the unchanged program.")] = "1,1.1,1.2,1.3,1.5",
     load: Annotated[str, typer.Option(metavar="N,M", help="Processes that load the machine meanwhile.")] = "0,1",
-    how: Annotated[str, typer.Option(metavar="against|baseline", help="What a gate compares with: a revision, or a baseline.")] = "against",
+    how: Annotated[str, typer.Option(metavar="against|baseline", help="What to compare with.")] = "against",
     csv_path: Annotated[Path, typer.Option("--csv", help="Where rows are added.")] = Path("reports/gate-power.csv"),
     figure: Annotated[Path | None, typer.Option(help="A figure of all rows of the CSV, png or svg.")] = None,
 ) -> None:
