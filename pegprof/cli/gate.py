@@ -152,8 +152,8 @@ def gate_baselines(
     )
     models = [path for path in baselines if against and path.suffix != ".json"]
     if not models and (given != Settings(model="") or batch):
-        hint = "a baseline has its own" if not against else "name a MODEL instead of a baseline"
-        raise PegprofError("there is no MODEL that these options would be of", hint=hint)
+        hint = "a baseline has its own settings" if not against else "name a MODEL instead of a baseline"
+        raise PegprofError("these options need a MODEL", hint=hint)
     exports = output.choose_exports({"junit": export_junit, "json": export_json, "markdown": export_markdown})
     exports.check_apart_from([*(path for path in baselines if path not in models), *([result] if result else [])])
     exports.check_writable()

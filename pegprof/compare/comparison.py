@@ -177,7 +177,7 @@ def _compare_exact(at: _Place, before: Row, after: Row, metrics: Sequence[str], 
         show = format_count if metric == "flops" else format_bytes
         if new is None:
             outcome: Outcome = "unresolved" if lacked else "lost"
-            yield at.change(metric, old, new, outcome, f"{metric} was {show(old)} and is not known any more")
+            yield at.change(metric, old, new, outcome, f"{metric} was {show(old)} and is now unknown")
             continue
         grown = f"{show(old)} -> {show(new)} ({_percent(new, old)}"
         if new > old * (1 + at.limits.max_bytes):
@@ -210,7 +210,7 @@ def _compare_time(at: _Place, before: Result, after: Result, row_after: Row, loo
         grad = next((each for each in after.rows if _key(each) == (row.batch, "grad", row.target)), row_after)
         lacking = next((each for each in (row_after, grad) if _lacked_something(each)), None)
         outcome: Outcome = "unresolved" if lacking else "lost"
-        words = f"time_ratio was {format_ratio(row.time_ratio)} and is not known any more"
+        words = f"time_ratio was {format_ratio(row.time_ratio)} and is now unknown"
         yield at.change("time_ratio", row.time_ratio, None, outcome, f"{words}: {(lacking or row_after).reason}")
         return
     if row.time_batch != row_after.time_batch:

@@ -126,7 +126,7 @@ def _apply(module: linen.Module, variables: Any, *args: Any, **kwargs: Any) -> A
     try:
         return module.apply(variables, *args, **kwargs)
     except flax.errors.ModifyScopeVariableError as error:
-        hint = "have it use what it holds (use_running_average=True for BatchNorm), or a norm over features"
+        hint = "use its stored statistics (use_running_average=True for BatchNorm), or a norm over features"
         _refuse(f"the examples of a batch would depend on each other: {first_line(error)}", hint=hint)
     except flax.errors.InvalidRngError as error:
         hint = "turn the noise off, or give each example a key: see pegprof.from_flax"
@@ -222,7 +222,7 @@ def _refuse_changes(before: Mapping[str, Any], after: Mapping[str, Any], *, wher
     changed = [name for name, array in before.items() if after.get(name) is not array]
     if changed:
         what = f"the examples of a batch would depend on each other: the loss changes {', '.join(changed)}"
-        hint = "call model.eval() first: it turns dropout off, and makes norms use what they hold"
+        hint = "call model.eval() first: it turns dropout off, and makes norms use their stored statistics"
         raise PegprofError(what, where=where, hint=hint)
 
 

@@ -44,7 +44,7 @@ def _check_params(params: Any, *, where: str) -> None:
         raise PegprofError("init returned no parameters", where=where, hint="return a pytree of arrays")
     for name, leaf in zip(parameter_names(params), leaves, strict=True):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            hint = "keep what is not trained out of the parameters: close over it"
+            hint = "leave arrays that are not trained out of the parameters: close over them"
             raise PegprofError(f"the parameter {name} is {leaf.dtype}, not floating-point", where=where, hint=hint)
 
 

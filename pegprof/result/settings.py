@@ -96,7 +96,7 @@ def check_batches(sizes: Iterable[int]) -> tuple[int, ...]:
     batches = tuple(sizes)
     for batch in batches:
         if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
-            raise PegprofError(f"{batch!r} is not a batch size", hint="it is a number of examples, 1 or more")
+            raise PegprofError(f"{batch!r} is not a batch size", hint="write a number of examples, 1 or more")
     if not batches:
         raise PegprofError("there is no batch size", hint="name at least one")
     if twice := find_double(batches):

@@ -273,10 +273,10 @@ def _slice_of(device: Device, shape: str) -> Device:
     lengths = (len(least),) if device.compiler is TPU else (1, 2)
     if len(sizes) not in lengths or 0 in sizes:
         example = "x".join(str(2 * n) for n in least) if device.compiler is TPU else "8, or 4x8 for four nodes of eight"
-        raise PegprofError(f"{device.kind}:{shape} is no slice", hint=f"write {device.kind}:{example}")
+        raise PegprofError(f"{device.kind}:{shape} is not a slice", hint=f"write {device.kind}:{example}")
     if device.compiler is TPU:
         if any(n % m for n, m in zip(sizes, least, strict=True)):
-            what = f"{device.kind}:{shape} is no whole number of hosts, which have {whole} chips"
+            what = f"{device.kind}:{shape} is not a whole number of hosts, which have {whole} chips each"
             raise PegprofError(what, hint=f"each side must be a multiple: {device.kind}:{whole} is the smallest")
         prefix = str(device.topology["topology_name"]).partition(":")[0]
         topology = {**device.topology, "topology_name": f"{prefix}:{shape}"}

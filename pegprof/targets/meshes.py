@@ -30,7 +30,7 @@ def parse_mesh(text: str) -> dict[str, int]:
         if axis not in AXES:
             raise PegprofError(f"unknown mesh axis {axis!r}", hint=f"{nearest(axis, AXES)}: --mesh data=16,fsdp=4")
         if not size.isdecimal() or int(size) < 1 or axis in mesh:
-            raise PegprofError(f"--mesh {text}: {part.strip()!r} is no size", hint="write --mesh data=16,fsdp=4")
+            raise PegprofError(f"--mesh {text}: {part.strip()!r} is not a size", hint="write --mesh data=16,fsdp=4")
         mesh[axis] = int(size)
     return mesh
 

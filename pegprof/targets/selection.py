@@ -147,7 +147,7 @@ def virtual_target(name: str) -> Target:
     """``cpu:8``: the processor as eight devices, on which programs are run."""
     count = name.partition(":")[2]
     if not count.isdecimal() or int(count) < 1:
-        raise PegprofError(f"{name} is no number of devices", hint="write it like cpu:8")
+        raise PegprofError(f"{name} is not a number of devices", hint="write it like cpu:8")
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}".strip()
     return dataclasses.replace(
         cpu_target(), name=name, runs=True, environment={**cpu_target().environment, "XLA_FLAGS": flags}

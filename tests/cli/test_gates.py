@@ -176,7 +176,7 @@ def test_options_of_a_model_are_no_options_of_a_baseline(pegprof_in, baseline):
     done = pegprof_in("gate", "b.json", "--batch", "8")
     assert (done.returncode, done.stderr) == (
         ExitCode.USAGE,
-        "error: there is no MODEL that these options would be of\nhint: a baseline has its own\n",
+        "error: these options need a MODEL\nhint: a baseline has its own settings\n",
     )
 
 

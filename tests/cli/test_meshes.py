@@ -18,8 +18,8 @@ SMALL = ["--set", "layers=1", "--seq-len", "32", "--batch", "16", "--no-csv"]
         (["--target", "cpu:8", "--mesh", "data=4"], "the mesh data=4 has 4 devices, and there are 8"),
         (["--target", "cpu:8", "--mesh", "dat=8"], "unknown mesh axis 'dat'"),
         (["--target", "cpu:8", "--batch", "12"], "a batch of 12 cannot be cut into 8 parts"),
-        (["--target", "tpu-v5p:4x4"], "tpu-v5p:4x4 is no slice"),
-        (["--target", "tpu-v5p:3x5x7"], "no whole number of hosts"),
+        (["--target", "tpu-v5p:4x4"], "tpu-v5p:4x4 is not a slice"),
+        (["--target", "tpu-v5p:3x5x7"], "not a whole number of hosts"),
         (["--mesh", "data=8"], "needs several devices, and cpu is one"),
     ],
 )

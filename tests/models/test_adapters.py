@@ -153,7 +153,7 @@ def train_loss(model, batch):
         (
             MLP(batch_norm=True),
             "the examples of a batch would depend on each other: ModifyScopeVariableError: Cannot update variable",
-            "have it use what it holds (use_running_average=True for BatchNorm), or a norm over features",
+            "use its stored statistics (use_running_average=True for BatchNorm), or a norm over features",
         ),
         (
             MLP(dropout=0.5),

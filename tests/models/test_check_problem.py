@@ -90,7 +90,7 @@ HINT_OF_RANDOMNESS = "draw all that is random from the key, with jax.random"
             "init",
             lambda key: {"w": jnp.zeros((4, 3)), "step": 0},
             "the parameter step is int32, not floating-point",
-            "keep what is not trained out of the parameters: close over it",
+            "leave arrays that are not trained out of the parameters: close over them",
         ),
         (
             "init",

@@ -36,11 +36,11 @@ def test_a_slice_has_its_devices(name, count, topology):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("tpu-v5p:4x4", "is no slice"),
-        ("tpu-v5p:3x5x7", "no whole number of hosts"),
-        ("tpu-v5e:0x2", "is no slice"),
-        ("h100:2x2x2", "is no slice"),
-        ("h100:many", "is no slice"),
+        ("tpu-v5p:4x4", "is not a slice"),
+        ("tpu-v5p:3x5x7", "not a whole number of hosts"),
+        ("tpu-v5e:0x2", "is not a slice"),
+        ("h100:2x2x2", "is not a slice"),
+        ("h100:many", "is not a slice"),
         ("abacus:8", "unknown target"),
     ],
 )
@@ -55,7 +55,7 @@ def test_eight_virtual_devices_of_the_processor_are_run_on():
     target = selection.choose_target("cpu:8", selection.cpu_target())
     assert (target.count, target.runs, target.is_host, target.backend) == (8, True, True, "cpu")
     assert "--xla_force_host_platform_device_count=8" in target.environment["XLA_FLAGS"]
-    with pytest.raises(PegprofError, match="is no number of devices"):
+    with pytest.raises(PegprofError, match="is not a number of devices"):
         selection.choose_target("cpu:none", selection.cpu_target())
 
 
