@@ -5,7 +5,9 @@
 Whatever the machine does meanwhile, it does to both.
 """
 
+import contextlib
 import dataclasses
+import tempfile
 from collections.abc import Callable
 
 from pegprof.errors import PegprofError
@@ -44,16 +46,22 @@ def measure_pair(
     targets = find_targets(settings, talk=talk)
     if settings.planned_bytes is None:  # both plan for the same memory, whatever is free when
         settings = dataclasses.replace(settings, planned_bytes=selection.free_host_bytes())
-    older = Session(
-        dataclasses.replace(settings, model=revision.model),
-        targets,
-        talk=_Named(talk, revision.name),
-        debug=debug,
-        tree=revision.tree,
-    )
-    newer = Session(settings, targets, talk=talk, debug=debug)
-    pair = _Pair(older=older, newer=newer)
-    try:
+    with contextlib.ExitStack() as stack:
+        # Compilers do not give the same machine code twice: what both have in common is compiled once, for both.
+        folder = tempfile.TemporaryDirectory(prefix="pegprof-", ignore_cleanup_errors=True)
+        programs = stack.enter_context(folder)
+        older = Session(
+            dataclasses.replace(settings, model=revision.model),
+            targets,
+            talk=_Named(talk, revision.name),
+            debug=debug,
+            tree=revision.tree,
+            programs=programs,
+        )
+        stack.callback(older.close)
+        newer = Session(settings, targets, talk=talk, debug=debug, programs=programs)
+        stack.callback(newer.close)
+        pair = _Pair(older=older, newer=newer)
         _describe(older, revision)
         older.make_way()
         newer.describe()
@@ -66,9 +74,6 @@ def measure_pair(
                 pair.time(batch, newer.host, talk=talk, enough=enough)
         older.finish()
         newer.finish()
-    finally:
-        older.close()
-        newer.close()
     return pair.results()
 
 

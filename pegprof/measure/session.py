@@ -109,6 +109,7 @@ class Session:
       debug: talk also passes on what children print.
       problem: a model that only this process knows.
       tree: whose code children run, if not that of this folder.
+      programs: the folder of what is compiled, if another session has it too.
       log_path: the file of the log.
     """
 
@@ -122,6 +123,7 @@ class Session:
         debug: bool = False,
         problem: Problem | None = None,
         tree: Tree | None = None,
+        programs: str | None = None,
         log_path: Path | None = None,
     ):
         for target, batch in itertools.product(targets, settings.batches):
@@ -132,7 +134,7 @@ class Session:
         self._save, self._saved_s = save, 0.0
         self.log = Log(log_path, heard=self._hear)
         self._begin()
-        self.workers = Workers(settings=settings, talk=talk, debug=debug, problem=problem, tree=tree)
+        self.workers = Workers(settings=settings, talk=talk, debug=debug, problem=problem, tree=tree, programs=programs)
 
     @property
     def history(self) -> History:

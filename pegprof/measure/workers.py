@@ -72,6 +72,7 @@ class Workers:
       debug: it is also told all that children print.
       problem: a model that only this process knows, and is measured here.
       tree: whose code children run, if not that of this folder.
+      programs: the folder of what is compiled, if another measurement has it too.
       stop: ends all that children are doing.
     """
 
@@ -80,6 +81,7 @@ class Workers:
     debug: bool = False
     problem: Problem | None = None
     tree: Tree | None = None
+    programs: str | None = None
     stop: threading.Event = dataclasses.field(default_factory=threading.Event)
     _seats: dict[tuple[str, str], Seat] = dataclasses.field(default_factory=dict, init=False)  # by target and method
     _programs: "tempfile.TemporaryDirectory[str]" = dataclasses.field(
@@ -109,7 +111,7 @@ class Workers:
         they share a folder, which is empty at first, so that the time of the first compile is that of a compile."""
         if self.problem:
             return in_process.Here(self.problem, talk=self.talk)
-        shared = selection.sharing(self._programs.name) if target.runs else {}
+        shared = selection.sharing(self.programs or self._programs.name) if target.runs else {}
         environment = {**target.environment, **shared}
         return Child(environment, talk=self.talk, files=(self.file,), debug=self.debug, tree=self.tree)
 
