@@ -47,7 +47,7 @@ def measure_pair(
     if settings.planned_bytes is None:  # both plan for the same memory, whatever is free when
         settings = dataclasses.replace(settings, planned_bytes=selection.free_host_bytes())
     with contextlib.ExitStack() as stack:
-        # Compilers do not give the same machine code twice: what both have in common is compiled once, for both.
+        # What both have in common is compiled once, for both: then it is the same machine code.
         folder = tempfile.TemporaryDirectory(prefix="pegprof-", ignore_cleanup_errors=True)
         programs = stack.enter_context(folder)
         older = Session(

@@ -153,8 +153,13 @@ class _Rounds:
 
 
 def _run_round(timings: Sequence[Timing], process: int, number: int, *, counts: bool = True) -> None:
-    """Methods of a timing follow each other, so that they are compared with a ``grad`` of the same moment."""
-    turn = number % len(timings)
+    """Methods of a timing follow each other, so that they are compared with a ``grad`` of the same moment.
+
+    Another timing is first when each method has been first once. If both changed in every round, the last method of a
+    round would always be the first of the next: with two timings, one method of each would always find its caches warm.
+    """
+    methods = max(1, *(len(timing.racing()) for timing in timings))
+    turn = number // methods % len(timings)
     for timing in [*timings[turn:], *timings[:turn]]:
         timing.run_round(process, number, counts=counts)
 

@@ -1,7 +1,10 @@
 """Rounds and processes: who runs when, how often, and when there is enough."""
 
+import collections
 import dataclasses
 import itertools
+
+import pytest
 
 from pegprof.measure import rounds
 from pegprof.measure.process import Stopped
@@ -172,18 +175,33 @@ def test_a_method_that_was_stopped_for_want_of_memory_is_refused_and_did_not_fai
     assert (timed["vmap"].failure, timed["vmap"].refused, len(timed["vmap"].samples)) == (None, "killed", 2)
 
 
-def test_two_timings_share_their_rounds(clock):
-    log = []
-    both = [Runners(clock, {"grad": 0.1, "vmap": 0.2}) for _ in range(2)]
+def two(clock, example_s, **how):
+    """Two timings, their logs, and what their runners do, in the order in which they do it."""
+    done, both = [], [Runners(clock, example_s) for _ in range(2)]
     for name, runners in zip("ab", both, strict=True):
-        runners.log = type("Log", (list,), {"append": lambda self, text, name=name: log.append(f"{name} {text}")})()
-    made, logs = zip(*(make_timing(runners, processes=2) for runners in both), strict=True)
+        runners.log = type("Log", (list,), {"append": lambda self, text, name=name: done.append(f"{name} {text}")})()
+    made, logs = zip(*(make_timing(runners, **how) for runners in both), strict=True)
+    return made, logs, done
+
+
+def test_two_timings_share_their_rounds(clock):
+    made, logs, done = two(clock, {"grad": 0.1, "vmap": 0.2}, processes=2)
     rounds.run_together(made, talk=Silence())
     assert {shape(timed)[1] for each in logs for timed in timed_by(each, ["grad", "vmap"]).values()} == {3}
-    begin = log.index("b renew") + 1 + 2 * 2
-    each_round = [set(log[i : i + 4]) for i in range(begin - 2, begin + 6, 4)]
+    begin = done.index("b renew") + 1 + 2 * 2
+    each_round = [set(done[i : i + 4]) for i in range(begin - 2, begin + 6, 4)]
     assert each_round == [{"a grad", "a vmap", "b grad", "b vmap"}] * 2
-    assert log[-2:] == ["a close", "b close"]
+    assert done[-2:] == ["a close", "b close"]
+
+
+@pytest.mark.parametrize("methods", [("grad", "surgery"), ("grad", "vmap", "surgery")])
+def test_no_method_of_one_timing_follows_itself_more_often_than_that_of_the_other(clock, methods):
+    made, _, done = two(clock, dict.fromkeys(methods, 0.001), runs=25)
+    rounds.run_together(made, talk=Silence())
+    counted = done[-2 - 25 * 2 * len(methods) : -2]  # but for the closing
+    twice = collections.Counter(run for run, next_run in itertools.pairwise(counted) if run == next_run)
+    for method in methods:
+        assert abs(twice[f"a {method}"] - twice[f"b {method}"]) <= 1
 
 
 def test_a_timing_that_has_lost_all_its_methods_ends_the_rounds_of_both(clock):
