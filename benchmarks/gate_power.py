@@ -100,10 +100,10 @@ def main(
     rows = read_rows(csv_path)
     for name in model.split(","):
         with _in_repository(name):
-            unit = calibrate(functools.partial(_pass_against, settings, name, Effort(processes=6)))
-            say(f"{name}: {unit:.3%} of the time for each unit of work")
             for processes in loads:
                 with loaded(processes):
+                    unit = calibrate(functools.partial(_pass_against, settings, name, Effort(processes=6)))
+                    say(f"{name}, load {processes}: {unit:.3%} of the time for each unit of work")
                     about = {"model": name, "batch": batch, "load": processes, "how": kind}
                     for row in run_gates(_make_gate(kind, settings, name), factors, gates, unit=unit, about=about):
                         rows.append(row)

@@ -19,8 +19,7 @@ def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """One for each model, way, load and slowdown; numbers of rows that were read are text."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        key = row["model"], row["how"], int(row["load"]), float(row["slowdown"])
-        groups.setdefault(key, []).append(row)
+        groups.setdefault(_key(row), []).append(row)
     return [
         {
             "model": model,
@@ -28,8 +27,8 @@ def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "load": load,
             "slowdown": slowdown,
             "gates": len(group),
-            "failed": sum(row["outcome"] == "worse" for row in group),
-            "unresolved": sum(row["outcome"] in ("unresolved", "lost") for row in group),
+            "failed": sum(_outcome(row) == "failed" for row in group),
+            "unresolved": sum(_outcome(row) == "unresolved" for row in group),
             "change": statistics.median(float(row["change"] or 0) for row in group),
             "took_s": statistics.median(float(row["took_s"]) for row in group),
             "longest_s": max(float(row["took_s"]) for row in group),
@@ -65,23 +64,47 @@ def render(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
+MARKS = {"failed": ("X", "C3"), "unresolved": ("D", "C1"), "passed": ("o", "C0")}
+
+
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """The share of gates that fail, by slowdown: a curve for each model and load."""
+    """Every gate by the change that it measured: a line for each model, load and slowdown, a mark for each outcome."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise PegprofError("the figure needs matplotlib", hint="pip install 'pegprof[bench]'") from error
-    curves: dict[tuple[str, str, int], list[tuple[float, float]]] = {}
-    for group in summarise(rows):
-        point = group["slowdown"], group["failed"] / group["gates"]
-        curves.setdefault((group["model"], group["how"], group["load"]), []).append(point)
-    shown = Figure(figsize=(6.4, 4), layout="constrained")
+    groups = summarise(rows)
+    shown = Figure(figsize=(7.2, 1.2 + 0.32 * len(groups)), layout="constrained")
     axes = shown.subplots()
-    for (model, how, load), points in curves.items():
-        label = f"{model}, {how}, {'idle' if load == 0 else f'{load} core loaded'}"
-        axes.plot(*zip(*points, strict=True), marker="o", linestyle="--" if load else "-", label=label)
-    axes.axvline(1.1, color="0.5", linewidth=1, linestyle=":")
-    axes.annotate("the limit", (1.1, 0.5), xytext=(4, 0), textcoords="offset points", color="0.3")
-    axes.set(xlabel="how much slower the method is, ×", ylabel="share of gates that fail", ylim=(-0.03, 1.03))
-    axes.legend(frameon=False)
+    lines = {_key(group): len(groups) - number for number, group in enumerate(groups)}
+    for outcome, (marker, color) in MARKS.items():
+        found = [row for row in rows if _outcome(row) == outcome]
+        changes = [float(row["change"] or 0) for row in found]
+        axes.scatter(changes, [lines[_key(row)] for row in found], marker=marker, color=color, alpha=0.7, label=outcome)
+    axes.axvline(0.1, color="0.5", linewidth=1, linestyle=":")
+    axes.annotate("limit", (0.1, 0.4), xytext=(3, 0), textcoords="offset points", color="0.3")
+    axes.set_yticks(list(lines.values()), [_label(group) for group in groups])
+    axes.set(xlabel="measured change of the method's time", ylim=(0.3, len(groups) + 0.7))
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:+.0%}")
+    shown.legend(loc="outside upper right", ncols=3, frameon=False)
     shown.savefig(path)
+
+
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Of a row, or of a group of rows."""
+    return row["model"], row["how"], int(row["load"]), float(row["slowdown"])
+
+
+def _outcome(row: dict[str, Any]) -> str:
+    return {"worse": "failed", "unresolved": "unresolved", "lost": "unresolved"}.get(row["outcome"], "passed")
+
+
+def _label(group: dict[str, Any]) -> str:
+    """
+    >>> _label({"model": "mlp", "how": "against", "load": 1, "slowdown": 1.0})
+    'mlp, 1 core loaded, unchanged'
+    """
+    load = f"{group['load']} core{'s' * (group['load'] > 1)} loaded" if group["load"] else "idle"
+    slowdown = "unchanged" if group["slowdown"] == 1 else f"slowed to {group['slowdown']:g} ×"
+    how = [] if group["how"] == "against" else [group["how"]]
+    return ", ".join([group["model"], *how, load, slowdown])
