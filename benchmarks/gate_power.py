@@ -154,7 +154,7 @@ def calibrate(gate: PassGate) -> float:
         if CALIBRATED_AT / 2 < change < CALIBRATED_AT * 2:
             return change / work
         work = max(1, round(work * min(CALIBRATED_AT / max(change, 1e-3), LARGEST_STEP)))
-    raise PegprofError("the extra work takes no time", hint="look for other work on this machine")
+    raise PegprofError("the extra work cannot be calibrated", hint="look for other work on this machine")
 
 
 def _slowest_change(gate: Gate) -> float:

@@ -82,7 +82,7 @@ def make_catalog(*, talk: Talk, debug: bool = False) -> Catalog:
     traced, failures = survey_models([name for name in packages if name not in facts], talk=talk, debug=debug)
     facts |= traced
     if versions := recorded_facts.other_versions():
-        warnings.append(f"what dominates was found with {versions}; this version may differ a little")
+        warnings.append(f"activations were counted with {versions}; other versions may keep a little more or less")
     warnings += [f"{name} of {packages[name]} cannot be used: {why}" for name, why in failures.items()]
     entries = [Entry(name=name, package=package, **facts[name]) for name, package in packages.items() if name in facts]
     return Catalog(entries=tuple(entries), warnings=tuple(warnings))

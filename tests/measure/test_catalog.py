@@ -132,7 +132,7 @@ def test_with_other_versions_of_jax_nothing_is_traced_and_that_is_said(monkeypat
     found = catalog.make_catalog(talk=Silence())
     assert {entry.name for entry in found.entries} == set(zoo_names())
     (warning,) = found.warnings
-    assert "was found with jax" in warning
+    assert "were counted with jax" in warning
 
 
 def test_a_record_of_other_files_is_not_believed(tmp_path, monkeypatch):

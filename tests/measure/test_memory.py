@@ -4,6 +4,8 @@ This process also takes and frees memory of its own meanwhile. So values that mu
 least, and bounds lie in the middle.
 """
 
+import ctypes
+import resource
 import threading
 import types
 
@@ -63,6 +65,22 @@ def test_a_peak_is_what_is_held_at_once_by_the_kernels_account():
 
 def test_a_peak_is_what_is_held_at_once_by_looking(until_seen):
     _assert_peak_is_what_is_held_at_once_above_what_was_there(hold=until_seen)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc")
+def test_freed_memory_is_kept_for_the_next_run_and_costs_no_page_faults():
+    with memory._eager_allocator():
+        given_back = [_faults_of_a_block() for _ in range(3)][-1]
+    memory.keep_freed()
+    kept = [_faults_of_a_block() for _ in range(3)][-1]
+    assert kept < 100 < 500 < given_back
+
+
+def _faults_of_a_block(size=3 * MIB):
+    """The page faults of writing to a block, which is freed then. NumPy asks for huge pages from 4 MiB on."""
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    np.empty(size, np.uint8).fill(1)
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
 
 
 def test_an_earlier_and_larger_run_leaves_no_trace():
